@@ -303,7 +303,7 @@ class PassCounter:
     """
 
     def __init__(self, model: nn.Module, proof: Proof) -> None:
-        names = {re.sub(r"(\.\d+)\..*", r"\1", layer.plan.name) for layer in proof.layers}
+        names = {re.sub(r"(\.\d+)\..*", r"\1", layer.layout.name) for layer in proof.layers}
         self._blocks = [model.get_submodule(name) for name in sorted(names)]
         self._count = 0
         self._handles: list[Any] = []

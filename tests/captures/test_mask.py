@@ -5,7 +5,7 @@ import torch
 
 from helpers.capture import proved, tokens
 from wherewhat.captures.attention import LOW, Mask
-from wherewhat.captures.plan import Hiding, hiding_of
+from wherewhat.captures.layout import Hiding, hiding_of
 from wherewhat.captures.session import capture_with
 from wherewhat.errors import CaptureError
 
@@ -182,7 +182,7 @@ def test_a_proof_says_which_number_hides(low):
 )
 def test_the_number_that_hides_is_part_of_the_proof(family, below):
     model, proof = proved(family)
-    plan = proof.plan
+    plan = proof.layout
     assert {layer.hiding for layer in plan.layers} == {Hiding(below)}, plan.layers
     seen = []
     with torch.no_grad(), capture_with(model, plan, lambda a: seen.append(a.visible())):

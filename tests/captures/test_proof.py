@@ -179,9 +179,9 @@ def test_as_many_tokens_as_heads(kind, monkeypatch):
     model = tiny(kind)
     alone, usual = prove(model, length=4), prove(model)
     for a, b in zip(alone.layers, usual.layers, strict=True):
-        assert a.plan.rotation.pairing == b.plan.rotation.pairing
+        assert a.layout.rotation.pairing == b.layout.rotation.pairing
         # GPT-J's are found from its tensors; a wrong law or base is off by more than 1e-2.
-        torch.testing.assert_close(a.plan.rotation.inv_freq, b.plan.rotation.inv_freq, rtol=1e-5, atol=0)
+        torch.testing.assert_close(a.layout.rotation.inv_freq, b.layout.rotation.inv_freq, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_unknown_dtype_is_said():
 def test_frequencies_of_gptj_hold_far_beyond_the_proof():
     """No buffer holds GPT-J's frequencies; found on 23 tokens, they must be exact on thousands."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        rotation = prove(tiny("gptj", dtype=dtype)).layers[0].plan.rotation
+        rotation = prove(tiny("gptj", dtype=dtype)).layers[0].layout.rotation
         exact = 10000.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
         assert float((rotation.inv_freq.double() - exact).abs().max()) * 4096 < 1e-3
 
@@ -401,4 +401,4 @@ def test_a_model_with_several_ends_of_a_text_passes():
     """As Llama 3.1: the config holds a list of token ids."""
     model = tiny("llama")
     model.config.eos_token_id = [1, 2, 3]
-    assert prove(model).plan.layers
+    assert prove(model).layout.layers

@@ -90,7 +90,7 @@ def test_values_are_json_and_complete(proof):
     assert values["versions"]["transformers"] == transformers.__version__
     assert values["versions"]["wherewhat"]
     for layer, found in zip(proof.layers, values["layers"], strict=True):
-        assert found["name"] == f"model.layers.{found['layer']}.self_attn" == layer.plan.name
+        assert found["name"] == f"model.layers.{found['layer']}.self_attn" == layer.layout.name
         assert (found["heads"], found["kv_heads"], found["head_dim"]) == (4, 2, layer.head_dim)
         assert found["errors"]["output"] == layer.output_error
         assert max(found["errors"].values()) <= 0.1
@@ -115,7 +115,7 @@ def test_objects_with_tensors_print_in_a_line(gemma, proof):
         f"LayerAttention(layer 0, 4 heads / 2 kv, 20 tokens, d 16, RoPE half{window}, float32 on cpu)",
         "LayerAttention(layer 1, 4 heads / 2 kv, 20 tokens, d 32, RoPE half, float32 on cpu)",
     ]
-    assert repr(proof.plan) == "CapturePlan(interface route, 4 layers)"
+    assert repr(proof.layout) == "CaptureLayout(interface route, 4 layers)"
     assert repr(proof.layers[1]).startswith(
         "LayerProof(layer 1, 4 heads / 2 kv, d 32, RoPE half, 4 of 16 planes turn, error "
     )

@@ -67,7 +67,7 @@ def test_logits_and_weights_are_the_models(kind):
     """
     ids = tokens(31, batch=2)
     eager = tiny(kind, attn_implementation="eager")
-    assert prove(eager).plan.route == "trace"
+    assert prove(eager).layout.route == "trace"
     layers = run(eager, ids)
     with torch.no_grad():
         theirs = eager(input_ids=ids, use_cache=False, output_attentions=True).attentions

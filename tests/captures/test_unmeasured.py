@@ -39,12 +39,12 @@ QUICK = ["jamba", "nemotron_h", "mllama", "falcon_h1", "llama"]
 def test_layers_without_attention_are_named(model_type):
     proof = prove(tiny(model_type))
     assert {layer.layer: layer.reason for layer in proof.unmeasured} == HYBRIDS[model_type]
-    measured = {layer.plan.layer for layer in proof.layers}
+    measured = {layer.layout.layer for layer in proof.layers}
     assert measured.isdisjoint(HYBRIDS[model_type])
     assert measured | set(HYBRIDS[model_type]) == set(range(len(measured) + len(HYBRIDS[model_type])))
 
 
 def test_planes_that_do_not_turn_are_counted():
-    rotations = [layer.plan.rotation for layer in prove(tiny("gemma4_text")).layers]
+    rotations = [layer.layout.rotation for layer in prove(tiny("gemma4_text")).layers]
     assert [(r.turning, r.planes) for r in rotations] == [(8, 8), (4, 16), (8, 8), (4, 16)]
     assert all(bool(torch.all(r.inv_freq[r.turning :] == 0)) for r in rotations)

@@ -148,7 +148,7 @@ def harden(model: nn.Module, proof: Proof, *, kinds: Collection[str] = KINDS, se
                     loud[:, _CONSTANT_CHANNEL] = loud[:, _OUTLIER_CHANNEL].abs()
                 done.add(TOKENS)
         for number, (layer, rows) in enumerate(layers, seed):
-            module = model.get_submodule(layer.plan.name)
+            module = model.get_submodule(layer.layout.name)
             _change(module, layer, rows, number, kinds)
             if NORMS in kinds and _zero_norms(module, layer, number):
                 done.add(NORMS)
@@ -165,7 +165,7 @@ def _layers(model: nn.Module, proof: Proof) -> list[tuple[LayerProof, list[_Rows
         parts = {}
     found: dict[tuple[int, ...], tuple[LayerProof, list[_Rows]]] = {}
     for layer in proof.layers:
-        name, module = layer.plan.name, model.get_submodule(layer.plan.name)
+        name, module = layer.layout.name, model.get_submodule(layer.layout.name)
         own = next((parts[key] for key in parts if key == name or key.startswith(f"{name}.")), None)
         if own is None:
             pairs = (("q_proj", "query"), ("k_proj", "key"))
@@ -223,7 +223,7 @@ def _change(module: nn.Module, layer: LayerProof, rows: list[_Rows], number: int
 
 def _dead_dims(layer: LayerProof, number: int) -> dict[str, Tensor]:
     """Head dimensions of the planes that are dead in queries and in keys, in the layout before rotation."""
-    rotary = layer.plan.rotary
+    rotary = layer.layout.rotary
     if rotary is None:
         pairs = torch.arange(layer.head_dim // 2 * 2).view(2, -1).T
     else:
@@ -293,7 +293,7 @@ def _starts_at_one(norm: Any) -> bool:
 
 def _tie(model: nn.Module, layers: list[tuple[LayerProof, list[_Rows]]]) -> bool:
     """Let two depths share one block; where there is no such pair, two layers all but their queries and keys."""
-    names = [layer.plan.name for layer, _ in layers]
+    names = [layer.layout.name for layer, _ in layers]
     places = [match for name in names if (match := re.match(r"(.*?)\.(\d+)(\.|$)", name))]
     for apart, later in itertools.product((2, 1), reversed(places)):
         for earlier in places:

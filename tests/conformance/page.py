@@ -93,7 +93,7 @@ def examine(name: str) -> Row:
         proof = prove(tiny.model, input_ids=tiny.inputs()["input_ids"])
     except CaptureError as problem:
         return Row(name, NOT_YET, reason=UNREADABLE.get(name.partition(":")[0], str(problem)))
-    row = Row(name, PROVED, proof.plan.route, position(proof), features(proof), error=_worst(proof))
+    row = Row(name, PROVED, proof.layout.route, position(proof), features(proof), error=_worst(proof))
     return examine_hard(row, tiny, proof)
 
 
@@ -124,13 +124,13 @@ def position(proof: Proof) -> tuple[str, ...]:
     """How the layers know positions, in a few words."""
     kinds = []
     for layer in proof.layers:
-        rotation = layer.plan.rotation
+        rotation = layer.layout.rotation
         if rotation is not None:
             share = "" if 2 * rotation.planes == layer.head_dim else f" {2 * rotation.planes}/{layer.head_dim}"
             all_turn = rotation.turning == rotation.planes
             still = "" if all_turn else f" ({rotation.turning} of {rotation.planes} planes turn)"
             kinds.append(f"RoPE {rotation.pairing}{share}{still}")
-        elif layer.plan.note:
+        elif layer.layout.note:
             kinds.append("RoPE, then a norm")
         else:
             kinds.append("bias" if "bias" in layer.features else "not in attention")
@@ -144,7 +144,7 @@ def features(proof: Proof) -> tuple[str, ...]:
         found += ["GQA"] if layer.kv_heads < layer.heads else []
         found += [feature for feature in layer.features if feature != "bias"]
     if proof.unmeasured:
-        measured = len({layer.plan.name for layer in proof.layers})
+        measured = len({layer.layout.name for layer in proof.layers})
         kinds = dict.fromkeys(layer.reason for layer in proof.unmeasured)
         found.append(
             f"attention in {measured} of {measured + len(proof.unmeasured)} layers; others: {', '.join(kinds)}"

@@ -34,9 +34,9 @@ def test_every_layer_is_proved(model, kept):
     name, layers, heads = model
     proof = kept.proof(name)
     assert proof.ok
-    assert [layer.plan.layer for layer in proof.layers] == list(range(layers))
+    assert [layer.layout.layer for layer in proof.layers] == list(range(layers))
     assert {layer.heads for layer in proof.layers} == {heads}
-    assert all(layer.plan.rotation is not None for layer in proof.layers)
+    assert all(layer.layout.rotation is not None for layer in proof.layers)
 
 
 def test_every_measurement_delivers(model, kept, subtests):

@@ -15,7 +15,7 @@ from wherewhat.caches.edits import LayerEdits, edited_layer
 from wherewhat.captures.calls import AttentionCall, unobserved
 from wherewhat.captures.chunks import CHUNK_TOLERANCE
 from wherewhat.captures.comparison import random_prompt
-from wherewhat.captures.plan import LayerPlan
+from wherewhat.captures.layout import LayerLayout
 from wherewhat.captures.proof import PROMPT_TOKENS, Proof
 from wherewhat.captures.session import observing
 from wherewhat.captures.watch import ModelWatch
@@ -91,7 +91,7 @@ class AttendingLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no
         """Number of texts whose keys are stored."""
         raise NotImplementedError
 
-    def attend(self, layer: LayerPlan, call: AttentionCall) -> Tensor:
+    def attend(self, layer: LayerLayout, call: AttentionCall) -> Tensor:
         """Return the output ``(batch, n, heads, d_v)`` of the new tokens' queries, and store their keys."""
         raise NotImplementedError
 
@@ -166,7 +166,7 @@ def attending_cache(
     proof: Proof,
     rules: Mapping[int, Any],
     make: Callable[[Any, RunningPass], AttendingLayer],
-    edit: Callable[[LayerPlan, AttentionCall], Tensor | None],
+    edit: Callable[[LayerLayout, AttentionCall], Tensor | None],
 ) -> Iterator[None]:
     """Replace the attention of ``model`` inside the context, in passes with a cache by that of the cache's layers.
 
@@ -178,10 +178,10 @@ def attending_cache(
         edit: Returns the output ``(batch, n, heads, d_v)`` of a layer in passes without such a cache.
     """
     running = RunningPass()
-    named = {plan.layer: getattr(model.get_submodule(plan.name), "layer_idx", None) for plan in proof.plan.layers}
+    named = {plan.layer: getattr(model.get_submodule(plan.name), "layer_idx", None) for plan in proof.layout.layers}
     cached = {layer if at is None else int(at): rules[layer] for layer, at in named.items() if layer in rules}
 
-    def attend(layer: LayerPlan, call: AttentionCall) -> Tensor | None:
+    def attend(layer: LayerLayout, call: AttentionCall) -> Tensor | None:
         stored, running.layer = running.layer, None
         if stored is None:
             return edit(layer, call)
@@ -202,7 +202,7 @@ def attending_cache(
     watch = ModelWatch(model)
     handle = model.register_forward_pre_hook(place, with_kwargs=True)
     try:
-        with observing(watch, LayerEdits(watch, proof.plan, attend), route=proof.plan.route):
+        with observing(watch, LayerEdits(watch, proof.layout, attend), route=proof.layout.route):
             yield
     finally:
         running.closed = True

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.calls import AttentionCall, Observer, Repetition, Target, replaced
 from wherewhat.captures.comparison import input_device, last_logits
-from wherewhat.captures.plan import CapturePlan, LayerPlan
+from wherewhat.captures.layout import CaptureLayout, LayerLayout
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.session import Editor, describe, observing
 from wherewhat.captures.watch import ModelWatch
@@ -33,7 +33,7 @@ class LayerEdits(Observer):
     rotations = False
 
     def __init__(
-        self, watch: ModelWatch, plan: CapturePlan, editor: Callable[[LayerPlan, AttentionCall], Tensor | None]
+        self, watch: ModelWatch, plan: CaptureLayout, editor: Callable[[LayerLayout, AttentionCall], Tensor | None]
     ) -> None:
         super().__init__(watch.names)
         self._watch = watch
@@ -66,7 +66,7 @@ class LayerEdits(Observer):
         return output if output is None or output.dtype == call.query.dtype else output.to(call.query.dtype)
 
 
-def edited_layer(layer: LayerPlan, call: AttentionCall) -> LayerAttention:
+def edited_layer(layer: LayerLayout, call: AttentionCall) -> LayerAttention:
     """Return a layer's attention, with positions counted from its first key."""
     return describe(layer, call, torch.arange(call.key.shape[2], device=call.key.device))
 
@@ -115,9 +115,9 @@ class SharedPrefix:
     def _leave(self, index: int, _: nn.Module, __: Any, output: Any) -> None:
         self._tuple[index] = len(output) if isinstance(output, tuple) else None
 
-    def _observed(self, editor: Callable[[LayerPlan, AttentionCall], Tensor | None]) -> AbstractContextManager[None]:
+    def _observed(self, editor: Callable[[LayerLayout, AttentionCall], Tensor | None]) -> AbstractContextManager[None]:
         watch = ModelWatch(self._model)
-        return observing(watch, LayerEdits(watch, self._proof.plan, editor), route=self._proof.plan.route)
+        return observing(watch, LayerEdits(watch, self._proof.layout, editor), route=self._proof.layout.route)
 
     def _logits(self, output: Any) -> Tensor:
         logits: Tensor = output.logits
@@ -138,7 +138,7 @@ class SharedPrefix:
         ids = self._ids[texts]
         entering = self._entering[at][texts].repeat_interleave(rows, 0)
 
-        def edit(plan: LayerPlan, call: AttentionCall) -> Tensor | None:
+        def edit(plan: LayerLayout, call: AttentionCall) -> Tensor | None:
             if plan.layer == layer:
                 return editor(_every(edited_layer(plan, call), rows)).flatten(0, 1)
             return None if self._edit is None else self._edit(edited_layer(plan, call))
@@ -162,9 +162,9 @@ class SharedPrefix:
 
 def _blocks(model: nn.Module, proof: Proof) -> tuple[list[nn.Module], dict[int, int]]:
     """Return all blocks of the model in order, and the index among them of each layer's."""
-    found = {plan.layer: re.match(r"(.*)\.(\d+)\.", plan.name) for plan in proof.plan.layers}
+    found = {plan.layer: re.match(r"(.*)\.(\d+)\.", plan.name) for plan in proof.layout.layers}
     lists = {None if match is None else match[1] for match in found.values()}
-    names = [plan.name for plan in proof.plan.layers]
+    names = [plan.name for plan in proof.layout.layers]
     path = lists.pop()
     if path is None or lists or len(set(names)) < len(names):
         raise CaptureError(f"{names[0]} is not in its own block of one list: layers cannot be changed separately")

@@ -17,7 +17,7 @@ from wherewhat.caches.edits import edited_layer
 from wherewhat.caches.plan import Plan, plannable
 from wherewhat.caches.visibility import HeadSet, full_attention, index_tensor, limited_attention, mask_of
 from wherewhat.captures.calls import AttentionCall
-from wherewhat.captures.plan import LayerPlan
+from wherewhat.captures.layout import LayerLayout
 from wherewhat.captures.proof import Proof, current_proof
 from wherewhat.captures.structure import State
 from wherewhat.captures.wrappers import opened
@@ -51,7 +51,7 @@ def planned(
     with opened(model) as inner:
         found = current_proof(inner, proof)
         plan.check(inner, found, other_weights=other_weights)
-        small = small_cache and found.plan.route == "interface"
+        small = small_cache and found.layout.route == "interface"
         if small:
             _prove_cache(inner, found)
         with _limited(inner, found, plan, small_cache=small):
@@ -66,7 +66,7 @@ def _limited(model: nn.Module, proof: Proof, plan: Plan, *, small_cache: bool) -
         if not all(full := plan.full_heads(layer))
     }
 
-    def edit(layer: LayerPlan, call: AttentionCall) -> Tensor | None:
+    def edit(layer: LayerLayout, call: AttentionCall) -> Tensor | None:
         own = limits.get(layer.layer)
         if own is None:
             return None
@@ -197,7 +197,7 @@ class LimitedLayer(AttendingLayer):
         heads = len(self._limits.full)
         self._fused = self._limits.grouped and value_states is not None and _decodes(key_states, value_states, heads)
 
-    def attend(self, layer: LayerPlan, call: AttentionCall) -> Tensor:
+    def attend(self, layer: LayerLayout, call: AttentionCall) -> Tensor:
         """See :meth:`AttendingLayer.attend`."""
         assert self._new is not None, "update comes first"
         new, self._new = self._new, None
@@ -306,7 +306,7 @@ class LimitedLayer(AttendingLayer):
             found.append(x)
         return found[0], found[1]
 
-    def _attend_part(self, layer: LayerPlan, call: AttentionCall, part: _Part, new: tuple[Tensor, Tensor]) -> Tensor:
+    def _attend_part(self, layer: LayerLayout, call: AttentionCall, part: _Part, new: tuple[Tensor, Tensor]) -> Tensor:
         """Return the output of a part's heads over stored and new keys, in the order of the text."""
         limits, n, device = self._limits, new[0].shape[2], call.query.device
         before = self.count - n

@@ -319,7 +319,7 @@ def _shown(value: Any) -> str:
 def plannable(proof: Proof) -> dict[int, LayerHeads]:
     """Return the numbers of heads of the layers with full causal attention, which a plan can limit."""
     return {
-        layer.plan.layer: LayerHeads(layer.heads, layer.kv_heads)
+        layer.layout.layer: LayerHeads(layer.heads, layer.kv_heads)
         for layer in proof.layers
         if layer.window is None and not {"window", "not causal"} & set(layer.features)
     }

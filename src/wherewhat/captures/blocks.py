@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.calls import AttentionCall, Observer
 from wherewhat.captures.comparison import random_prompt
-from wherewhat.captures.plan import LayerPlan
+from wherewhat.captures.layout import LayerLayout
 from wherewhat.captures.proof import PROMPT_TOKENS, Proof, capture
 from wherewhat.captures.session import describe, observing
 from wherewhat.captures.watch import ModelWatch
@@ -26,7 +26,7 @@ from wherewhat.errors import CaptureError
 class _Call:
     """Arguments of a call of an attention module."""
 
-    plan: LayerPlan
+    layout: LayerLayout
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -39,7 +39,7 @@ class _Call:
         for value in (first, *self.args, *self.kwargs.values()):
             if isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point():
                 return value
-        raise CaptureError(f"{self.plan.name} is given no hidden states: it cannot be run again alone")
+        raise CaptureError(f"{self.layout.name} is given no hidden states: it cannot be run again alone")
 
 
 class _CallRecorder(Observer):
@@ -81,11 +81,11 @@ class Blocks:
             with torch.no_grad():
                 call.module(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise CaptureError(f"{call.plan.name} cannot be run again alone: {error}") from error
+            raise CaptureError(f"{call.layout.name} cannot be run again alone: {error}") from error
         assert call.positions is not None
         if not self._recorder.calls:
-            raise CaptureError(f"{call.plan.name} shows no attention when it is run alone")
-        return describe(call.plan, self._recorder.calls[0], call.positions)
+            raise CaptureError(f"{call.layout.name} shows no attention when it is run alone")
+        return describe(call.layout, self._recorder.calls[0], call.positions)
 
     def swapped(self, layer: int, first: int, second: int, *, block: int = 1) -> LayerAttention:
         """Return the attention of a layer with ``block`` hidden states from ``first`` and ``second`` on swapped."""
@@ -101,22 +101,22 @@ def blocks(model: Any, ids: Tensor, proof: Proof) -> Iterator[Blocks]:
 
     The hidden states of all layers are kept in memory inside the context.
     """
-    plans = {(plan.name, plan.occurrence): plan for plan in proof.plan.layers}
+    layouts = {(layout.name, layout.occurrence): layout for layout in proof.layout.layers}
     calls: dict[int, _Call] = {}
     seen: dict[str, int] = {}
 
     def record(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         occurrence = seen.get(name, 0)
         seen[name] = occurrence + 1
-        plan = plans.get((name, occurrence))
-        if plan is not None:
-            calls[plan.layer] = _Call(plan, module, args, kwargs)
+        layout = layouts.get((name, occurrence))
+        if layout is not None:
+            calls[layout.layer] = _Call(layout, module, args, kwargs)
 
     def set_positions(attention: LayerAttention) -> None:
         calls[attention.layer].positions = attention.positions
 
     with ExitStack() as stack:
-        for name in {plan.name for plan in proof.plan.layers}:
+        for name in {layout.name for layout in proof.layout.layers}:
             hook = functools.partial(record, name)
             handle = model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
             stack.callback(handle.remove)
@@ -124,7 +124,7 @@ def blocks(model: Any, ids: Tensor, proof: Proof) -> Iterator[Blocks]:
             model(input_ids=ids, use_cache=False)
     watch = ModelWatch(model)
     recorder = _CallRecorder(watch)
-    with observing(watch, recorder, route=proof.plan.route):
+    with observing(watch, recorder, route=proof.layout.route):
         try:
             yield Blocks(calls, recorder)
         finally:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.guard import output_excess, rounded_weights
-from wherewhat.captures.plan import CapturePlan, LayerPlan, PassRecorder, hiding_of
+from wherewhat.captures.layout import CaptureLayout, LayerLayout, PassRecorder, hiding_of
 from wherewhat.captures.session import capture_with, describe, observing
 from wherewhat.captures.watch import ModelWatch, Route
 from wherewhat.errors import CaptureError
@@ -105,7 +105,7 @@ class LayerProof:
     """Errors of one recomputed layer.
 
     Attributes:
-        plan: The layer and its rotation.
+        layout: The layer and its rotation.
         heads: Number of query heads.
         kv_heads: Number of key heads.
         head_dim: Dimension of queries and keys.
@@ -117,7 +117,7 @@ class LayerProof:
         window: Sliding window that the model declares for it, even if the prompt is shorter.
     """
 
-    plan: LayerPlan
+    layout: LayerLayout
     heads: int
     kv_heads: int
     head_dim: int
@@ -130,23 +130,29 @@ class LayerProof:
 
     def __repr__(self) -> str:
         kv = "" if self.heads == self.kv_heads else f" / {self.kv_heads} kv"
-        rotation = "no rotation" if self.plan.rotation is None else f"RoPE {self.plan.rotation}"
+        rotation = "no rotation" if self.layout.rotation is None else f"RoPE {self.layout.rotation}"
         error = max(self.rotation_error, self.weights_error, self.output_error)
-        shown = [f"layer {self.plan.layer}", f"{self.heads} heads{kv}", f"d {self.head_dim}", rotation, *self.features]
+        shown = [
+            f"layer {self.layout.layer}",
+            f"{self.heads} heads{kv}",
+            f"d {self.head_dim}",
+            rotation,
+            *self.features,
+        ]
         return f"LayerProof({', '.join(shown)}, error {error:.0e})"
 
 
-def layer_proof(plan: LayerPlan, native: AttentionCall, eager: AttentionCall, drift: float) -> LayerProof:
+def layer_proof(layout: LayerLayout, native: AttentionCall, eager: AttentionCall, drift: float) -> LayerProof:
     """Compare one layer's normal and eager attention with the recomputed one."""
     positions = torch.arange(native.key.shape[2], device=native.key.device)
     hiding = hiding_of(eager.mask, eager.query.shape[2], eager.key.shape[2])
-    normal, slow = describe(plan, native, positions), describe(replace(plan, hiding=hiding), eager, positions)
+    normal, slow = describe(layout, native, positions), describe(replace(layout, hiding=hiding), eager, positions)
     return LayerProof(
-        plan=plan,
+        layout=layout,
         heads=normal.heads,
         kv_heads=normal.kv_heads,
         head_dim=normal.rot_q.shape[-1],
-        rotation_error=0.0 if plan.rotary is None else plan.rotary.error,
+        rotation_error=0.0 if layout.rotary is None else layout.rotary.error,
         weights_error=_weights_error(slow, eager),
         output_error=_output_error(normal),
         drift=drift,
@@ -212,7 +218,7 @@ _STEP = 8
 """Distance of compared positions, larger than the width of convolutions."""
 
 
-def position_drift(model: Any, plan: CapturePlan, ids: Tensor) -> list[float]:
+def position_drift(model: Any, layout: CaptureLayout, ids: Tensor) -> list[float]:
     """Return the change of queries or keys before rotation between two positions with equal hidden states.
 
     For each attention call this is the norm of the difference of the two directions, between 0 and 2; 0 for calls
@@ -221,17 +227,17 @@ def position_drift(model: Any, plan: CapturePlan, ids: Tensor) -> list[float]:
     n = ids.shape[1]
     now, earlier = n - 1, n - 1 - min(_STEP, n // 2)
     drifts: list[float] = []
-    undefined = {layer.name for layer in plan.layers if layer.rotary is None and layer.note}
+    undefined = {layer.name for layer in layout.layers if layer.rotary is None and layer.note}
 
     def compare(attention: LayerAttention) -> None:
         both = (_change(x, now, earlier) for x in (attention.q, attention.k))
         drifts.append(0.0 if attention.name in undefined else max(both))
 
     with ExitStack() as stack:
-        for name in {layer.name for layer in plan.layers}:
+        for name in {layer.name for layer in layout.layers}:
             module = model.get_submodule(name)
             stack.callback(module.register_forward_pre_hook(_repeat_last_token, with_kwargs=True).remove)
-        stack.enter_context(capture_with(model, plan, compare))
+        stack.enter_context(capture_with(model, layout, compare))
         model(input_ids=ids[:, -1:].expand(-1, n).contiguous(), use_cache=False)
     return drifts
 

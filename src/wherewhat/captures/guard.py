@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention, shared_product
 from wherewhat.captures.calls import Invocation, RotaryCall, version_of
-from wherewhat.captures.plan import CapturePlan, LayerPlan, heads_first
+from wherewhat.captures.layout import CaptureLayout, LayerLayout, heads_first
 from wherewhat.captures.rotation import IdentifiedRotation
 from wherewhat.errors import CaptureError
 
@@ -100,14 +100,14 @@ class _Compared:
 
 
 class RotationGuard:
-    """Compares a few tokens of each rotation with the plan, and checks the errors at the end of the pass.
+    """Compares a few tokens of each rotation with the layout, and checks the errors at the end of the pass.
 
     Reading a number synchronises with the device, which is done once per pass and not per layer. Rotations with the
     same arguments in every layer are compared once.
     """
 
-    def __init__(self, plan: CapturePlan) -> None:
-        self._axis = next((p.rotary.token_axis for p in plan.layers if p.rotary is not None), None)
+    def __init__(self, layout: CaptureLayout) -> None:
+        self._axis = next((p.rotary.token_axis for p in layout.layers if p.rotary is not None), None)
         self.start()
 
     def start(self) -> None:
@@ -133,19 +133,19 @@ class RotationGuard:
         n = after.shape[2]
         self._pending.append(_Sample(before[:, :, _few(n)].clone(), after[:, :, _few(n)].clone(), call.invocation, n))
 
-    def compare(self, plan: LayerPlan, positions: Tensor) -> None:
-        """Compare the rotations since the last attention with the plan of a layer.
+    def compare(self, layout: LayerLayout, positions: Tensor) -> None:
+        """Compare the rotations since the last attention with the layout of a layer.
 
         ``positions`` are those of its keys, ``(m,)`` or ``(batch, m)``.
         """
         pending, self._pending = self._pending, []
-        rotary = plan.rotary
+        rotary = layout.rotary
         if rotary is None:
             return
         if len(pending) != rotary.calls_seen:
             raise CaptureError(
-                f"{plan.name} called its rotary function {len(pending)} times, {rotary.calls_seen} times in the proof: "
-                "it was replaced or the model took another path"
+                f"{layout.name} called its rotary function {len(pending)} times, {rotary.calls_seen} times in the "
+                "proof: it was replaced or the model took another path"
             )
         new: list[_Sample] = []
         for index in rotary.calls:
@@ -154,7 +154,7 @@ class RotationGuard:
                 new.append(seen)
             elif seen is not rotary.found:
                 difference = functools.partial(_difference, seen, rotary.found, positions)
-                self._open.append((_ROTATION, plan.name, difference, 2e-3))
+                self._open.append((_ROTATION, layout.name, difference, 2e-3))
         if not new:
             return
         tokens = new[0].tokens
@@ -164,7 +164,7 @@ class RotationGuard:
             pairs = [(torch.cat([before for before, _ in pairs], 1), torch.cat([after for _, after in pairs], 1))]
         for before, after in pairs:
             mismatch = functools.partial(rotary.mismatch, before, after, at)
-            self._open.append((_ROTATION, plan.name, mismatch, _allowed(after)))
+            self._open.append((_ROTATION, layout.name, mismatch, _allowed(after)))
         for invocation in {id(sample.invocation): sample.invocation for sample in new}.values():
             # Only if all the tensors that it rotates were compared.
             if sum(sample.invocation is invocation for sample in new) == invocation.rotated:

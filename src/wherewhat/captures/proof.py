@@ -26,7 +26,7 @@ from wherewhat.captures.comparison import (
     runs_eagerly,
 )
 from wherewhat.captures.guard import NAN_LOGITS
-from wherewhat.captures.plan import CapturePlan, Unmeasured, plan_from, unmeasured_layers
+from wherewhat.captures.layout import CaptureLayout, Unmeasured, layout_from, unmeasured_layers
 from wherewhat.captures.session import Capture, Editor, Reducer, capture_with
 from wherewhat.captures.structure import State, state_of
 from wherewhat.captures.summary import ProofTable, layer_values
@@ -60,7 +60,7 @@ class Proof:
     """Outcome of the proof for one model.
 
     Attributes:
-        plan: How to capture the model.
+        layout: How to capture the model.
         implementation: Attention implementation the model runs with.
         layers: One entry per attention call of the forward pass.
         output_change: Largest change of the model's logits caused by the capture; must be 0.
@@ -74,7 +74,7 @@ class Proof:
         device: Its device, or devices joined by "+".
     """
 
-    plan: CapturePlan
+    layout: CaptureLayout
     implementation: str
     layers: tuple[LayerProof, ...]
     output_change: float
@@ -103,7 +103,9 @@ class Proof:
         Args:
             each: Whether to show one row per layer, with all errors.
         """
-        title = f"{self.plan.route} route, {self.implementation} attention, errors up to {self.tolerance:g} are allowed"
+        title = (
+            f"{self.layout.route} route, {self.implementation} attention, errors up to {self.tolerance:g} are allowed"
+        )
         return ProofTable.of(self.layers, self.unmeasured, title=title, each=each)
 
     def as_dict(self) -> dict[str, Any]:
@@ -112,7 +114,7 @@ class Proof:
             "proved": self.ok,
             "name": self.name,
             "model_type": self.model_type,
-            "route": self.plan.route,
+            "route": self.layout.route,
             "implementation": self.implementation,
             "dtype": self.dtype,
             "device": self.device,
@@ -137,11 +139,11 @@ class Proof:
                 ("attention output", layer.output_error),
             ):
                 if not error <= self.tolerance:
-                    found.append(f"{layer.plan.name}: {what} differ by {error:.3g} (allowed {self.tolerance:g})")
+                    found.append(f"{layer.layout.name}: {what} differ by {error:.3g} (allowed {self.tolerance:g})")
             if not layer.drift <= DRIFT_ALLOWED:
                 found.append(
-                    f"{layer.plan.name}: one token at two positions has queries or keys {layer.drift:.3g} apart before "
-                    f"rotation (allowed {DRIFT_ALLOWED:g}): it rotates in a way that was not seen"
+                    f"{layer.layout.name}: one token at two positions has queries or keys {layer.drift:.3g} apart "
+                    f"before rotation (allowed {DRIFT_ALLOWED:g}): it rotates in a way that was not seen"
                 )
         return found
 
@@ -187,7 +189,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
         if bool(plain.isnan().any()):
             raise CaptureError(NAN_LOGITS)
         record, route, captured = record_pass(model, ids)
-        plan, native = plan_from(model, record, route), record.attention
+        layout, native = layout_from(model, record, route), record.attention
         # Autocast and quantised layers compute in a dtype that is not that of the weights.
         used = {x.dtype for call in native for x in (call.value, call.output)}
         tolerance = max(tolerance, *(TOLERANCE.get(dtype, 0.0) for dtype in used))
@@ -196,7 +198,7 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
         if not runs_eagerly(model):
             with eager_attention(model):
                 eager = record_pass(model, ids, first=route)[0].attention
-        for call, layer in zip(native, plan.layers, strict=True):
+        for call, layer in zip(native, layout.layers, strict=True):
             if call.key.shape[2] != call.query.shape[2]:
                 raise CaptureError(
                     f"{layer.name} attends to {call.key.shape[2]} keys from {call.query.shape[2]} tokens: its keys are "
@@ -207,18 +209,18 @@ def prove(model: Any, *, input_ids: Tensor | None = None, length: int = PROMPT_T
                 f"the eager implementation has {len(eager)} attention calls, the normal one {len(native)}"
             )
         drifts = [0.0] * len(native)
-        if all(layer.rotary is None or layer.rotary.error <= tolerance for layer in plan.layers):
-            drifts = position_drift(model, plan, ids)
-        layers = tuple(map(layer_proof, plan.layers, native, eager, drifts))
+        if all(layer.rotary is None or layer.rotary.error <= tolerance for layer in layout.layers):
+            drifts = position_drift(model, layout, ids)
+        layers = tuple(map(layer_proof, layout.layers, native, eager, drifts))
     proof = Proof(
-        plan=plan,
+        layout=layout,
         implementation=str(getattr(model.config, "_attn_implementation", None) or "eager"),
         layers=layers,
         output_change=change,
         tolerance=tolerance,
         length=ids.shape[1],
         state=state,
-        unmeasured=unmeasured_layers(model, plan),
+        unmeasured=unmeasured_layers(model, layout),
         name=model_name(model),
         model_type=str(getattr(model.config, "model_type", "")),
         dtype=describe_dtype(model),
@@ -249,7 +251,7 @@ def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iter
     """
     with opened(model) as inner:
         found = current_proof(inner, proof)
-        with capture_with(inner, found.plan, reducer) as session:
+        with capture_with(inner, found.layout, reducer) as session:
             yield session
 
 
@@ -272,7 +274,7 @@ def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: 
     """
     with opened(model) as inner:
         found = current_proof(inner, proof)
-        with capture_with(inner, found.plan, editor, edits=True, blind=blind) as session:
+        with capture_with(inner, found.layout, editor, edits=True, blind=blind) as session:
             yield session
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.calls import AttentionCall, Observer, Repetition, RotaryCall, observers, replaced
 from wherewhat.captures.guard import RotationGuard
-from wherewhat.captures.plan import CapturePlan, LayerPlan
+from wherewhat.captures.layout import CaptureLayout, LayerLayout
 from wherewhat.captures.structure import surroundings
 from wherewhat.captures.trace import tracing
 from wherewhat.captures.watch import ModelWatch, Route
@@ -34,7 +34,7 @@ class Capture(Observer):
     def __init__(
         self,
         watch: ModelWatch,
-        plan: CapturePlan,
+        layout: CaptureLayout,
         reducer: Reducer | Editor,
         *,
         edits: bool = False,
@@ -46,12 +46,12 @@ class Capture(Observer):
         self._watch = watch
         self._reducer = reducer
         self._edits = edits
-        self._plans = {(p.name, p.occurrence): p for p in plan.layers}
+        self._plans = {(p.name, p.occurrence): p for p in layout.layers}
         self._occurrences: dict[str, int] = {}
         self._in_pass = 0
         self._size: tuple[int, int] | None = None
-        self._guard = RotationGuard(plan)
-        self._seen = plan.seen
+        self._guard = RotationGuard(layout)
+        self._seen = layout.seen
         self._surroundings = surroundings(watch.structure)
         self._repeats = Repetition()
 
@@ -79,20 +79,20 @@ class Capture(Observer):
             raise CaptureError(f"{name} was run apart from its model: run the whole model inside its capture")
         occurrence = self._occurrences.get(name, 0)
         self._occurrences[name] = occurrence + 1
-        plan = self._plans.get((name, occurrence))
-        if plan is None:
+        layout = self._plans.get((name, occurrence))
+        if layout is None:
             raise CaptureError(
                 f"attention of {name} (call {occurrence + 1}) was not part of the proof: the model took another path"
             )
-        if call.query.dtype != plan.dtype:
+        if call.query.dtype != layout.dtype:
             raise CaptureError(
-                f"{name} computes in {call.query.dtype}, in the proof in {plan.dtype}: do not change the model while a "
-                "capture is open, and use autocast around the capture, not inside it"
+                f"{name} computes in {call.query.dtype}, in the proof in {layout.dtype}: do not change the model while "
+                "a capture is open, and use autocast around the capture, not inside it"
             )
         positions = self._watch.positions(call.key.shape[2], call.key.device)
-        self._guard.compare(plan, positions)
+        self._guard.compare(layout, positions)
         self.layers_seen += 1
-        attention = describe(plan, call, positions)
+        attention = describe(layout, call, positions)
         self._in_pass += 1
         if self._in_pass == len(self._plans) and not self._edits:
             # The output of the last layer is checked once for passes of one size, on which the kernel may depend.
@@ -140,12 +140,12 @@ class Capture(Observer):
 
 @contextmanager
 def capture_with(
-    model: nn.Module, plan: CapturePlan, reducer: Reducer | Editor, *, edits: bool = False, blind: bool = False
+    model: nn.Module, layout: CaptureLayout, reducer: Reducer | Editor, *, edits: bool = False, blind: bool = False
 ) -> Iterator[Capture]:
-    """Open a capture of ``model`` with a known plan; with ``edits`` the reducer is an :data:`Editor`."""
+    """Open a capture of ``model`` with a known layout; with ``edits`` the reducer is an :data:`Editor`."""
     watch = ModelWatch(model)
-    session = Capture(watch, plan, reducer, edits=edits, blind=blind and plan.route == "interface")
-    with observing(watch, session, route=plan.route):
+    session = Capture(watch, layout, reducer, edits=edits, blind=blind and layout.route == "interface")
+    with observing(watch, session, route=layout.route):
         yield session
 
 
@@ -168,20 +168,20 @@ def observing(watch: ModelWatch, observer: Observer, *, route: Route) -> Iterato
         yield
 
 
-def describe(plan: LayerPlan, call: AttentionCall, positions: Tensor) -> LayerAttention:
-    """Return a layer's attention from its plan and an observed call."""
+def describe(layout: LayerLayout, call: AttentionCall, positions: Tensor) -> LayerAttention:
+    """Return a layer's attention from its layout and an observed call."""
     attention = object.__new__(LayerAttention)
     # All at once: this runs for every layer, and a frozen dataclass sets its fields one by one, ten times as slowly.
     vars(attention).update(
-        layer=plan.layer,
-        name=plan.name,
+        layer=layout.layer,
+        name=layout.name,
         rot_q=call.query,
         rot_k=call.key,
         value=call.value,
         output=call.output,
         scale=call.scale,
-        mask=plan.hiding.applied(call.mask, plan.name, call.key.shape[2]),
-        rotation=plan.rotation,
+        mask=layout.hiding.applied(call.mask, layout.name, call.key.shape[2]),
+        rotation=layout.rotation,
         positions=positions,
         softcap=call.softcap,
         sinks=call.sinks,

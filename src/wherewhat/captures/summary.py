@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from wherewhat.captures.comparison import LayerProof
-from wherewhat.captures.plan import Unmeasured
+from wherewhat.captures.layout import Unmeasured
 from wherewhat.captures.rotation import Rotation
 
 Kinds = dict[str, list[int]]
@@ -19,13 +19,13 @@ Kinds = dict[str, list[int]]
 
 def layer_kinds(layers: Sequence[LayerProof]) -> Kinds:
     """Group layers by attention window and rotation; the name of each group states what differs."""
-    windows, ropes = [_window(layer) for layer in layers], [_rope(layer.plan.rotation) for layer in layers]
+    windows, ropes = [_window(layer) for layer in layers], [_rope(layer.layout.rotation) for layer in layers]
     differing = [names for names in (windows, ropes) if len(set(names)) > 1]
     kinds: Kinds = {}
     for layer, *names in zip(layers, *differing, strict=True):
         found = kinds.setdefault(", ".join(names), [])
-        if layer.plan.layer not in found:
-            found.append(layer.plan.layer)
+        if layer.layout.layer not in found:
+            found.append(layer.layout.layer)
     return kinds if differing else {}
 
 
@@ -66,7 +66,7 @@ class ProofTable:
         cls, layers: Sequence[LayerProof], unmeasured: Sequence[Unmeasured], *, title: str, each: bool = False
     ) -> ProofTable:
         """Return the table of a proof; with ``each`` one row per layer, with all errors."""
-        modules = ", ".join(dict.fromkeys(re.sub(r"\d+", "*", layer.plan.name) for layer in layers))
+        modules = ", ".join(dict.fromkeys(re.sub(r"\d+", "*", layer.layout.name) for layer in layers))
         errors = ("rot. err", "wts. err", "out. err") if each else ("error",)
         others = _by_reason(layers, unmeasured)
         columns = ("layer", "heads", "rotation", "also", *errors)
@@ -106,16 +106,16 @@ def layer_values(layers: Sequence[LayerProof]) -> list[dict[str, Any]]:
     kinds = _kind_of(layers)
     return [
         {
-            "layer": layer.plan.layer,
-            "name": layer.plan.name,
+            "layer": layer.layout.layer,
+            "name": layer.layout.name,
             "heads": layer.heads,
             "kv_heads": layer.kv_heads,
             "head_dim": layer.head_dim,
-            "rotation": _rotation_values(layer.plan.rotation),
+            "rotation": _rotation_values(layer.layout.rotation),
             "window": layer.window,
-            "kind": kinds.get(layer.plan.layer),
+            "kind": kinds.get(layer.layout.layer),
             "features": list(layer.features),
-            "note": layer.plan.note or None,
+            "note": layer.layout.note or None,
             "errors": {
                 "rotation": layer.rotation_error,
                 "weights": layer.weights_error,
@@ -142,12 +142,12 @@ def _rows(layers: Sequence[LayerProof], *, each: bool) -> Iterator[tuple[str, ..
     kinds = _kind_of(layers)
     groups: dict[Any, list[LayerProof]] = {}
     for layer in layers:
-        cells = _cells(layer, kinds.get(layer.plan.layer, ""))
-        groups.setdefault((layer.plan.layer, *cells) if each else ("", *cells), []).append(layer)
+        cells = _cells(layer, kinds.get(layer.layout.layer, ""))
+        groups.setdefault((layer.layout.layer, *cells) if each else ("", *cells), []).append(layer)
     for (_, *cells), members in groups.items():
         numbers = [[x.rotation_error, x.weights_error, x.output_error] for x in members]
         shown = [max(column) for column in zip(*numbers, strict=True)] if each else [max(map(max, numbers))]
-        yield _ranges([x.plan.layer for x in members]), *cells, *(f"{x:.0e}" for x in shown)
+        yield _ranges([x.layout.layer for x in members]), *cells, *(f"{x:.0e}" for x in shown)
 
 
 def _cells(layer: LayerProof, kind: str) -> tuple[str, str, str]:
@@ -155,13 +155,13 @@ def _cells(layer: LayerProof, kind: str) -> tuple[str, str, str]:
     kind = kind.replace("RoPE base", "base")
     features = [feature for feature in layer.features if feature != "window" or "window" not in kind]
     heads = str(layer.heads) if layer.heads == layer.kv_heads else f"{layer.heads} / {layer.kv_heads} kv"
-    return heads, str(layer.plan.rotation or "none"), ", ".join([kind, *features] if kind else features)
+    return heads, str(layer.layout.rotation or "none"), ", ".join([kind, *features] if kind else features)
 
 
 def _notes(layers: Sequence[LayerProof]) -> Iterator[str]:
     noted: dict[str, list[int]] = {}
     for layer in layers:
-        noted.setdefault(layer.plan.note, []).append(layer.plan.layer)
+        noted.setdefault(layer.layout.note, []).append(layer.layout.layer)
     noted.pop("", None)
     return (f"Layers {_ranges(numbers)}: {note}." for note, numbers in noted.items())
 
@@ -171,7 +171,7 @@ def _by_reason(layers: Sequence[LayerProof], unmeasured: Sequence[Unmeasured]) -
 
     They are named where measured layers are numbered by the order of their calls and not by their block.
     """
-    by_block = all(str(layer.plan.layer) in layer.plan.name.split(".") for layer in layers)
+    by_block = all(str(layer.layout.layer) in layer.layout.name.split(".") for layer in layers)
     found: dict[str, list[Unmeasured]] = {}
     for layer in unmeasured:
         found.setdefault(layer.reason, []).append(layer)

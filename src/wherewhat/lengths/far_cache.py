@@ -16,7 +16,7 @@ from wherewhat.caches.edits import edited_layer
 from wherewhat.caches.visibility import full_attention
 from wherewhat.captures.attention import LayerAttention, Mask, shared_product
 from wherewhat.captures.calls import AttentionCall
-from wherewhat.captures.plan import LayerPlan
+from wherewhat.captures.layout import LayerLayout
 from wherewhat.captures.proof import Proof, current_proof
 from wherewhat.captures.wrappers import opened
 from wherewhat.errors import ConfigError, MeasureError
@@ -49,7 +49,7 @@ def far_on_cpu(model: Any, method: NearFar, *, proof: Proof | None = None) -> It
     with opened(model) as inner:
         found = current_proof(inner, proof)
         method.check_model(inner, found)
-        if found.plan.route != "interface" or any(layer.window is not None for layer in found.layers):
+        if found.layout.route != "interface" or any(layer.window is not None for layer in found.layers):
             raise MeasureError(
                 f"{type(inner).__name__} has layers with a window, or its own attention code: far keys cannot be on "
                 "the CPU; use extended(model, method)"
@@ -64,10 +64,10 @@ def far_on_cpu(model: Any, method: NearFar, *, proof: Proof | None = None) -> It
 def _cached(model: nn.Module, proof: Proof, method: NearFar) -> AbstractContextManager[None]:
     """Apply a method to a model without comparisons."""
 
-    def edit(layer: LayerPlan, call: AttentionCall) -> Tensor | None:
+    def edit(layer: LayerLayout, call: AttentionCall) -> Tensor | None:
         return method.attend(edited_layer(layer, call))
 
-    rules = {plan.layer: method for plan in proof.plan.layers}
+    rules = {plan.layer: method for plan in proof.layout.layers}
     return attending_cache(model, proof, rules, FarLayer, edit)
 
 
@@ -102,7 +102,7 @@ class FarLayer(AttendingLayer):
         """Memory of keys and values on the layer's device in bytes."""
         return sum(x.nbytes for x in (*self._ring, *self._first))
 
-    def attend(self, layer: LayerPlan, call: AttentionCall) -> Tensor:
+    def attend(self, layer: LayerLayout, call: AttentionCall) -> Tensor:
         """See :meth:`AttendingLayer.attend`."""
         assert self._new is not None, "update comes first"
         new, self._new = self._new, None

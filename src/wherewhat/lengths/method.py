@@ -120,7 +120,7 @@ class LengthMethod(ABC):
 
     def check_model(self, model: nn.Module, proof: Proof) -> None:
         """Refuse a model to which the method cannot be applied."""
-        if self.rotary and all(layer.rotation is None for layer in proof.plan.layers):
+        if self.rotary and all(layer.rotation is None for layer in proof.layout.layers):
             raise MeasureError(
                 f"{self.name} changes distances, and no layer of {type(model).__name__} rotates its queries and keys: "
                 "choose none or sliding-window"

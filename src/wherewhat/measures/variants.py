@@ -67,7 +67,9 @@ class VariantRuns:
             self._plantings = [plant(text[None], DEPTHS, run=RUN) for text in ids]
             texts = torch.cat([one.planted for one in self._plantings])
             self._prefixes.append(SharedPrefix(model, proof, texts, keep=self._plantings[0].needed, edit=base))
-        self._check_unchanged(control, sorted(layer.layer for layer in proof.plan.layers)[len(proof.plan.layers) // 2])
+        self._check_unchanged(
+            control, sorted(layer.layer for layer in proof.layout.layers)[len(proof.layout.layers) // 2]
+        )
         self.loss, self.found = torch.stack(
             [
                 self._outcome(text, [prefix.logits[text : text + 1] for prefix in self._prefixes])[:, 0]

@@ -243,7 +243,7 @@ class _Planner:
         request = self.request
         wanted = [name for name in SCORED if name in request.selectors or request.costs]
         if "ranks" in request.selectors:
-            rotating = any(layer.rotation is not None for layer in self.proof.plan.layers)
+            rotating = any(layer.rotation is not None for layer in self.proof.layout.layers)
             ranked = [name for name in RANKED if rotating or name != "distance"]
             wanted = [name for name in SCORED if name in (*wanted, *ranked)]
 

@@ -95,13 +95,13 @@ def reordered(model: nn.Module, proof: Proof, orders: Mapping[int, Tensor]) -> I
 
 def _block(model: nn.Module, proof: Proof, layer: int) -> nn.Module:
     """Return the block of a layer's attention: the numbered module that contains it."""
-    plans = [plan for plan in proof.plan.layers if plan.layer == layer]
+    plans = [plan for plan in proof.layout.layers if plan.layer == layer]
     if not plans:
-        known = sorted(plan.layer for plan in proof.plan.layers)
+        known = sorted(plan.layer for plan in proof.layout.layers)
         raise ConfigError(f"there is no layer {layer} with attention: choose one from {known[0]} to {known[-1]}")
     name = plans[0].name
     found = re.match(r"(.*\.\d+)\.", name)
-    if found is None or sum(plan.name == name for plan in proof.plan.layers) > 1:
+    if found is None or sum(plan.name == name for plan in proof.layout.layers) > 1:
         raise CaptureError(f"{name} is not in its own block: its input cannot be reordered")
     return model.get_submodule(found[1])
 

@@ -161,7 +161,7 @@ class ModelSubject:
     @property
     def encoding(self) -> str:
         """Position encoding found by the proof: ``rope``, ``bias``, ``learned`` or ``none``."""
-        rotations = [layer.plan.rotation for layer in self.proof.layers]
+        rotations = [layer.layout.rotation for layer in self.proof.layers]
         if any(rotation is not None and bool(rotation.inv_freq.any()) for rotation in rotations):
             return "rope"
         if any("bias" in layer.features for layer in self.proof.layers):
@@ -259,7 +259,7 @@ def attention(
     found: list[LayerAttention] = []
     with evaluation(loaded.model), new_process_settings(weight_dtypes(loaded.model)):
         proof = current_proof(loaded.model)
-        known = {layer.plan.layer for layer in proof.layers}
+        known = {layer.layout.layer for layer in proof.layers}
         absent = sorted(set(layers or ()) - known)
         if absent:
             raise ConfigError(f"layers holds {absent[0]}: {loaded.name} has {min(known)} to {max(known)}")

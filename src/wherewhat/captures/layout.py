@@ -22,7 +22,7 @@ _RESCALED = "queries are rescaled after rotation"
 
 
 @dataclass(frozen=True)
-class RotaryPlan:
+class RotaryLayout:
     """How a layer's rotary function acts on its tensors, and their location in queries and keys.
 
     Attributes:
@@ -110,7 +110,7 @@ def _few(term: Tensor, n: int, m: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LayerPlan:
+class LayerLayout:
     """One expected attention call of the forward pass.
 
     Attributes:
@@ -127,7 +127,7 @@ class LayerPlan:
     occurrence: int
     layer: int
     dtype: torch.dtype
-    rotary: RotaryPlan | None
+    rotary: RotaryLayout | None
     note: str = ""
     hiding: Hiding = Hiding()
 
@@ -138,7 +138,7 @@ class LayerPlan:
 
 
 @dataclass(frozen=True)
-class CapturePlan:
+class CaptureLayout:
     """How to capture one model.
 
     Attributes:
@@ -148,11 +148,11 @@ class CapturePlan:
     """
 
     route: Route
-    layers: tuple[LayerPlan, ...]
+    layers: tuple[LayerLayout, ...]
     seen: set[tuple[int, int]] = field(default_factory=set, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        return f"CapturePlan({self.route} route, {len(self.layers)} layers)"
+        return f"CaptureLayout({self.route} route, {len(self.layers)} layers)"
 
 
 class PassRecorder(Observer):
@@ -188,7 +188,7 @@ class PassRecorder(Observer):
             self._pending = []
 
 
-def plan_from(model: nn.Module, record: PassRecorder, route: Route) -> CapturePlan:
+def layout_from(model: nn.Module, record: PassRecorder, route: Route) -> CaptureLayout:
     """Identify each layer's rotation from a recorded pass."""
     live = list(_live_frequencies(model))
     names = [record.names[id(call.module)] for call in record.attention]
@@ -197,32 +197,32 @@ def plan_from(model: nn.Module, record: PassRecorder, route: Route) -> CapturePl
     layers = [int(number[1]) for number in numbers if number is not None]
     if len(set(layers)) < len(names):
         layers = list(range(len(names)))
-    plans: list[LayerPlan] = []
+    layouts: list[LayerLayout] = []
     for index, (call, rotations) in enumerate(zip(record.attention, record.rotary, strict=True)):
         rotary, note = _layer_rotary(call, rotations, live)
         occurrence = names[:index].count(names[index])
         hiding = hiding_of(call.mask, call.query.shape[2], call.key.shape[2])
-        plans.append(LayerPlan(names[index], occurrence, layers[index], call.query.dtype, rotary, note, hiding))
-    return CapturePlan(route, tuple(_agreed(plans, record.rotary)))
+        layouts.append(LayerLayout(names[index], occurrence, layers[index], call.query.dtype, rotary, note, hiding))
+    return CaptureLayout(route, tuple(_agreed(layouts, record.rotary)))
 
 
-def _agreed(plans: list[LayerPlan], rotations: list[list[RotaryCall]]) -> list[LayerPlan]:
-    """Return the plans with one rotation for all layers with the same rotation.
+def _agreed(layouts: list[LayerLayout], rotations: list[list[RotaryCall]]) -> list[LayerLayout]:
+    """Return the layouts with one rotation for all layers with the same rotation.
 
     A layer without energy in a plane does not show its frequency, but other layers with the same angles do. Of the
     rotations found in layers that share their angles, the one that fits all of them best is used. Equal rotations of
     other layers are shared.
     """
     given: dict[tuple[object, ...], list[int]] = {}
-    for index, plan in enumerate(plans):
-        if plan.rotary is not None:
-            source = rotations[index][plan.rotary.calls[0]].invocation
-            key = (plan.rotary.token_axis, id(source.function), *(id(value) for _, value in source.given))
+    for index, layout in enumerate(layouts):
+        if layout.rotary is not None:
+            source = rotations[index][layout.rotary.calls[0]].invocation
+            key = (layout.rotary.token_axis, id(source.function), *(id(value) for _, value in source.given))
             given.setdefault(key, []).append(index)
-    plans = list(plans)
+    layouts = list(layouts)
     distinct: list[IdentifiedRotation] = []
     for group in given.values():
-        rotaries = [rotary for index in group if (rotary := plans[index].rotary) is not None]
+        rotaries = [rotary for index in group if (rotary := layouts[index].rotary) is not None]
         trials = (
             [_with_rotation(rotary, one.found, rotations[i]) for i, rotary in zip(group, rotaries, strict=True)]
             for one in _distinct(rotaries)
@@ -233,32 +233,32 @@ def _agreed(plans: list[LayerPlan], rotations: list[list[RotaryCall]]) -> list[L
             if shared is None:
                 shared = rotary.found
                 distinct.append(shared)
-            plans[index] = replace(plans[index], rotary=replace(rotary, found=shared))
-    return plans
+            layouts[index] = replace(layouts[index], rotary=replace(rotary, found=shared))
+    return layouts
 
 
-def _distinct(plans: list[RotaryPlan]) -> list[RotaryPlan]:
-    """Return the first plan with each rotation."""
-    found: list[RotaryPlan] = []
-    for plan in plans:
-        if not any(plan.found.equals(other.found) for other in found):
-            found.append(plan)
+def _distinct(layouts: list[RotaryLayout]) -> list[RotaryLayout]:
+    """Return the first layout with each rotation."""
+    found: list[RotaryLayout] = []
+    for layout in layouts:
+        if not any(layout.found.equals(other.found) for other in found):
+            found.append(layout)
     return found
 
 
-def _with_rotation(plan: RotaryPlan, found: IdentifiedRotation, rotations: list[RotaryCall]) -> RotaryPlan:
-    """Return the plan with another rotation and its error on recorded rotations."""
-    other = replace(plan, found=found)
-    return other if plan.found.equals(found) else _measured(other, rotations)
+def _with_rotation(layout: RotaryLayout, found: IdentifiedRotation, rotations: list[RotaryCall]) -> RotaryLayout:
+    """Return the layout with another rotation and its error on recorded rotations."""
+    other = replace(layout, found=found)
+    return other if layout.found.equals(found) else _measured(other, rotations)
 
 
-def _measured(plan: RotaryPlan, rotations: list[RotaryCall]) -> RotaryPlan:
-    """Return the plan with its error on recorded rotations."""
+def _measured(layout: RotaryLayout, rotations: list[RotaryCall]) -> RotaryLayout:
+    """Return the layout with its error on recorded rotations."""
     errors = []
-    for call in (rotations[index] for index in plan.calls):
-        before, after = (heads_first(t, plan.token_axis).cpu() for t in (call.before, call.after))
-        errors.append(float(plan.mismatch(before, after, torch.arange(after.shape[2], device="cpu"))))
-    return replace(plan, error=max(errors))
+    for call in (rotations[index] for index in layout.calls):
+        before, after = (heads_first(t, layout.token_axis).cpu() for t in (call.before, call.after))
+        errors.append(float(layout.mismatch(before, after, torch.arange(after.shape[2], device="cpu"))))
+    return replace(layout, error=max(errors))
 
 
 def heads_first(x: Tensor, token_axis: int) -> Tensor:
@@ -278,12 +278,12 @@ def _live_frequencies(model: nn.Module) -> Iterator[LiveFrequencies]:
 
 def _layer_rotary(
     call: AttentionCall, rotations: list[RotaryCall], live: list[LiveFrequencies]
-) -> tuple[RotaryPlan | None, str]:
+) -> tuple[RotaryLayout | None, str]:
     """Return the rotation of an attention call and a remark on it."""
     n = call.query.shape[2]
     positions = torch.arange(n, device="cpu")
-    located: list[RotaryPlan] = []
-    unlocated: tuple[RotaryPlan, Tensor] | None = None
+    located: list[RotaryLayout] = []
+    unlocated: tuple[RotaryLayout, Tensor] | None = None
     for index, rotary in enumerate(rotations):
         # Both axes may be the tokens if there are as many heads.
         axes = [axis for axis in {3: (1,), 4: (2, 1)}.get(rotary.after.ndim, ()) if rotary.after.shape[axis] == n]
@@ -294,11 +294,11 @@ def _layer_rotary(
             if offset is None and not like_query:
                 continue
             found = identify_rotation(before, after, positions, widths=rotary.widths, live=live)
-            plan = RotaryPlan(found, axis, offset or 0, len(rotations), (index,), found.error)
+            layout = RotaryLayout(found, axis, offset or 0, len(rotations), (index,), found.error)
             if offset is not None:
-                located.append(plan)
+                located.append(layout)
                 break
-            unlocated = unlocated or (plan, found.to_rotated_layout(before))
+            unlocated = unlocated or (layout, found.to_rotated_layout(before))
     if located:
         # If queries or keys are all zero, only the others show the rotation.
         axis = located[0].token_axis
@@ -306,8 +306,8 @@ def _layer_rotary(
         calls = tuple(p.calls[0] for p in same)
         nonzero = [p for p in same if bool(rotations[p.calls[0]].after.any())] or same[:1]
         measured = (_measured(replace(p, calls=calls), rotations) for p in _distinct(nonzero))
-        plan = min(measured, key=lambda p: p.error)
-        return plan, _RESCALED if unlocated and _is_rescaled(call, *unlocated) else ""
+        layout = min(measured, key=lambda p: p.error)
+        return layout, _RESCALED if unlocated and _is_rescaled(call, *unlocated) else ""
     if unlocated is None:
         if not rotations:
             return None, ""
@@ -320,9 +320,9 @@ def _layer_rotary(
     return None, "a norm with weights follows the rotation: there is no pre-rotation tensor"
 
 
-def _is_rescaled(call: AttentionCall, plan: RotaryPlan, before: Tensor) -> bool:
+def _is_rescaled(call: AttentionCall, layout: RotaryLayout, before: Tensor) -> bool:
     """Return whether the queries are the rotated ones up to a factor on each."""
-    unrotated = plan.rotation.unrotate(call.query.cpu(), torch.arange(call.query.shape[2], device="cpu"))
+    unrotated = layout.rotation.unrotate(call.query.cpu(), torch.arange(call.query.shape[2], device="cpu"))
     coarse = call.query.dtype in (torch.float16, torch.bfloat16)
     x, y = (t.double() / t.double().norm(dim=-1, keepdim=True).clamp_min(1e-30) for t in (unrotated, before))
     return float((x - y).abs().max()) < (2e-2 if coarse else 1e-3)
@@ -359,13 +359,13 @@ class Unmeasured:
     reason: str
 
 
-def unmeasured_layers(model: Any, plan: CapturePlan) -> tuple[Unmeasured, ...]:
+def unmeasured_layers(model: Any, layout: CaptureLayout) -> tuple[Unmeasured, ...]:
     """Return the blocks without captured attention.
 
     Blocks are the numbered modules of a list in which at least one has captured attention.
     """
-    attention = {id(model.get_submodule(layer.name)) for layer in plan.layers}
-    paths = [re.fullmatch(r"(?:(.*?)\.)??(\d+)(?:\.(.*))?", layer.name) for layer in plan.layers]
+    attention = {id(model.get_submodule(layer.name)) for layer in layout.layers}
+    paths = [re.fullmatch(r"(?:(.*?)\.)??(\d+)(?:\.(.*))?", layer.name) for layer in layout.layers]
     # One measured block of each list, to compare the others with.
     lists = {found[1] or "": (found[2], (found[3] or "").partition(".")[0]) for found in paths if found is not None}
     unmeasured = []
