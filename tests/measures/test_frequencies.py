@@ -21,8 +21,7 @@ from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.attention import attention_output
 from wherewhat.measures.extend.retrieval import plant, remembered_facts
-from wherewhat.measures.frequencies import FrequenciesConfig, planes
-from wherewhat.measures.frequencies import measurement as frequencies_measurement
+from wherewhat.measures.frequencies import FrequenciesConfig, frequencies_measurement, planes
 from wherewhat.measures.frequencies import text as frequencies_text
 from wherewhat.measures.frequencies.frequencies_measurement import FrequenciesMeasurement
 from wherewhat.measures.frequencies.masking import (

@@ -25,7 +25,7 @@ from wherewhat.errors import ConfigError, PluginWarning, WherewhatError, printab
 from wherewhat.files import explain
 from wherewhat.imports import isolated, plugins
 from wherewhat.measures.measurement import Measurement
-from wherewhat.measures.registry import measurements
+from wherewhat.measures.registry import BUILT_IN, find_measurement, measurements
 
 _PANELS = ("Decomposition", "Heads", "Behaviour")
 """Panels of the help with measurements; those of other packages follow."""
@@ -61,6 +61,8 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
+    wanted = arguments[0] if arguments else None
+    known = {wanted: find_measurement(wanted)} if wanted in BUILT_IN else measurements()
     commands: dict[str, tuple[str, Callable[..., Any] | Measurement]] = {
         "report": ("Start here", report),
         "check": ("Start here", check),
@@ -69,13 +71,13 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
         # Panels of the help are in the order of their first commands.
         **{
             measurement.name: (measurement.group, measurement)
-            for measurement in sorted(measurements().values(), key=lambda one: (*_PANELS, one.group).index(one.group))
+            for measurement in sorted(known.values(), key=lambda one: (*_PANELS, one.group).index(one.group))
         },
         "compare": (_MANY, compare),
         "export": (_MANY, export),
         "sweep": (_MANY, sweep),
     }
-    only = arguments[0] if arguments and arguments[0] in commands else None
+    only = wanted if wanted in commands else None
     for name in commands if only is None else (only,):
         panel, command = commands[name]
         if isinstance(command, Measurement):

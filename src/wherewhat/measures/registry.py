@@ -6,6 +6,7 @@ A package adds measurements with the entry point group ``wherewhat.measurements`
 
 from __future__ import annotations
 
+import functools
 from dataclasses import is_dataclass
 from importlib import import_module
 from typing import TypeVar
@@ -15,20 +16,21 @@ from wherewhat.imports import isolated, plugins
 from wherewhat.measures.measurement import Measurement
 from wherewhat.options import nearest
 
-BUILT_IN = (
-    "axes.axes_measurement.AxesMeasurement",
-    "distance.distance_measurement.DistanceMeasurement",
-    "planes.planes_measurement.PlanesMeasurement",
-    "residual.ResidualMeasurement",
-    "split.split_measurement.SplitMeasurement",
-    "heads.heads_measurement.HeadsMeasurement",
-    "frequencies.frequencies_measurement.FrequenciesMeasurement",
-    "prompts.PromptsMeasurement",
-    "perturb.perturb_measurement.PerturbMeasurement",
-    "choices.ItemChoices",
-    "extend.extend_measurement.ExtendMeasurement",
-    "heads.heads_measurement.AttentionMeasurement",
-)
+BUILT_IN = {
+    "axes": "axes.axes_measurement.AxesMeasurement",
+    "distance": "distance.distance_measurement.DistanceMeasurement",
+    "planes": "planes.planes_measurement.PlanesMeasurement",
+    "residual": "residual.ResidualMeasurement",
+    "split": "split.split_measurement.SplitMeasurement",
+    "heads": "heads.heads_measurement.HeadsMeasurement",
+    "frequencies": "frequencies.frequencies_measurement.FrequenciesMeasurement",
+    "prompts": "prompts.PromptsMeasurement",
+    "perturb": "perturb.perturb_measurement.PerturbMeasurement",
+    "choices": "choices.ItemChoices",
+    "extend": "extend.extend_measurement.ExtendMeasurement",
+    "attention": "heads.heads_measurement.AttentionMeasurement",
+}
+"""Module and class of each measurement of this package by name; one that is asked for by name is imported alone."""
 
 GROUP = "wherewhat.measurements"
 """Entry points of measurements."""
@@ -69,18 +71,24 @@ def register(declared: _Declared) -> _Declared:
 def measurements() -> dict[str, Measurement]:
     """Return all measurements by name, in the order in which they are shown."""
     if not _known:
-        for path in BUILT_IN:
-            module, name = path.rsplit(".", 1)
-            measurement: Measurement = getattr(import_module(f"wherewhat.measures.{module}"), name)()
-            _known[measurement.name] = measurement
+        _known.update({name: _built_in(name) for name in BUILT_IN})
         for name, declared in plugins(GROUP).items():
             with isolated(GROUP, name):
                 register(declared)
     return _known
 
 
+@functools.cache
+def _built_in(name: str) -> Measurement:
+    module, kind = BUILT_IN[name].rsplit(".", 1)
+    measurement: Measurement = getattr(import_module(f"wherewhat.measures.{module}"), kind)()
+    return measurement
+
+
 def find_measurement(name: str) -> Measurement:
     """Return the measurement of that name."""
+    if not _known and name in BUILT_IN:
+        return _built_in(name)
     known = measurements()
     if name not in known:
         raise ConfigError(f"there is no measurement '{name}': {nearest(name, known, cutoff=0.6)}")

@@ -9,19 +9,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import WRAPPER_ASSIGNMENTS, wraps
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import torch
 from torch import Tensor
 
-from wherewhat.caches.plan import Plan
 from wherewhat.captures.attention import LayerAttention, MaskCopies
 from wherewhat.captures.blocks import Blocks, blocks, key_mixing
 from wherewhat.captures.chunks import check_chunk, prove_chunks, run_in_chunks
 from wherewhat.captures.comparison import input_device, last_logits
 from wherewhat.captures.proof import Proof, capture, current_proof, intervene, prove
 from wherewhat.errors import CaptureError, ConfigError, TextError
-from wherewhat.measures.variants import VariantRuns
 from wherewhat.models import loader
 from wherewhat.models.loaded import LoadedModel, max_positions, resolve_device, trained_length
 from wherewhat.models.memory import evaluation, load_memory
@@ -30,6 +28,10 @@ from wherewhat.options import checked
 from wherewhat.runs.placement import computing, continued, placed, positions_refused, reordered
 from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
 from wherewhat.text.documents import Document
+
+if TYPE_CHECKING:
+    from wherewhat.caches.plan import Plan
+    from wherewhat.measures.variants import VariantRuns
 
 _Options = ParamSpec("_Options")
 
@@ -203,6 +205,8 @@ class ModelSubject:
 
     def variants(self, ids: Tensor) -> VariantRuns:
         """Return runs of variants of the model that differ in one layer, over ``ids`` ``(batch, n)`` as they are."""
+        from wherewhat.measures.variants import VariantRuns  # needs caches and planted texts, which few need
+
         return VariantRuns(self.loaded.model, self.proof, ids, planted=False)
 
     def edited(
