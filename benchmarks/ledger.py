@@ -46,6 +46,7 @@ from wherewhat.measures.measurement import (
     Measurement,
     QuestionMeasurement,
     Text,
+    defines,
     measure_text,
 )
 from wherewhat.measures.registry import find_measurement, measurements
@@ -229,7 +230,7 @@ def measured(
                 if options.limit is not None and sum(ours for ours, _ in pairs) > options.limit:
                     break
         together = 0.0
-        if measurement.combines and len(scores) >= len(works) > 1:
+        if defines(measurement, "combine") and len(scores) >= len(works) > 1:
             together = timed(lambda: measurement.combine(scores[: len(works)], config), options.device)
     alone = statistics.median(one for _, one in pairs) * len(works)
     passes = statistics.median(ours / one for ours, one in pairs) + together / alone

@@ -24,13 +24,13 @@ from real_models import NAMES, UnavailableError, fetch
 from wherewhat.cli.tables import Table
 from wherewhat.errors import WherewhatError
 from wherewhat.measures.frequencies import BANDS
-from wherewhat.measures.measurement import Capacity, ReportRun
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.models.loaded import max_positions
 from wherewhat.models.source import Weights
 from wherewhat.progress import TerminalProgress
 from wherewhat.report.report import make_report
+from wherewhat.report.views import Capacity, ReportRun
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, run
 from wherewhat.runs.request import ModelRequest, Request

@@ -10,8 +10,9 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-from wherewhat.measures.measurement import Measurement
+from wherewhat.measures.measurement import Measurement, all_metrics
 from wherewhat.measures.registry import measurements
+from wherewhat.report.views import view_of
 
 _DOCS = Path(__file__).resolve().parents[1] / "docs"
 _FORMULA = re.compile(
@@ -37,7 +38,7 @@ def on_page_content(page_html: str, **_: Any) -> str:
 
 def reference(measurement: Measurement) -> str:
     """Return everything a measurement declares, as a section in Markdown."""
-    page = f"{measurement.page or measurement.name}.md"
+    page = f"{view_of(measurement).page or measurement.name}.md"
     more = f" See [its page]({page})." if (_DOCS / page).is_file() else ""
     controls = ", ".join(measurement.controls) or "none"
     lines = [
@@ -57,7 +58,7 @@ def _row(measurement: Measurement) -> str:
 
 
 def _metrics(measurement: Measurement) -> list[list[str]]:
-    metrics = measurement.all_metrics(measurement.config())
+    metrics = all_metrics(measurement, measurement.config())
     return [[f"`{m.name}` {m.title}", m.unit, m.control_title, m.reading] for m in metrics]
 
 

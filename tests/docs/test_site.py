@@ -13,6 +13,7 @@ import pytest
 
 from helpers.pages import ROOT
 from wherewhat.measures.registry import measurements
+from wherewhat.report.views import view_of
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +46,7 @@ def test_measurements_are_listed(site):
     for measurement in measurements().values():
         assert f'<h2 id="{measurement.name}">' in reference
         assert all(f"<code>{metric.name}</code>" in reference for metric in measurement.metrics)
-        if (ROOT / "docs" / f"{measurement.page or measurement.name}.md").is_file():
+        if (ROOT / "docs" / f"{view_of(measurement).page or measurement.name}.md").is_file():
             assert f"wherewhat {measurement.name}</code>" in home
 
 

@@ -17,6 +17,7 @@ from test_architecture import LAYERS, edges
 from wherewhat.lengths import METHODS, find_method
 from wherewhat.measures.registry import measurements
 from wherewhat.report.figures import FIGURES
+from wherewhat.report.views import view_of
 
 DOCS = ROOT / "docs"
 
@@ -26,7 +27,7 @@ def read(*names: str) -> str:
 
 
 def page_of(measurement) -> Path:
-    return DOCS / f"{measurement.page or measurement.name}.md"
+    return DOCS / f"{view_of(measurement).page or measurement.name}.md"
 
 
 def listed(nav) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from wherewhat.measures.measurement import categories_of
 from wherewhat.measures.registry import find_measurement, measurements
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.layout import Provenance
@@ -86,7 +87,7 @@ def finished(
         for document, value in values.items():
             heads = {metric: torch.tensor([value - 0.25, value + 0.25], dtype=torch.float64)}
             scores = Scores(layers=[Scores(layer=0, heads=heads, whole={"rank": torch.nan})])
-            declared = find_measurement(measurement).categories if measurement in measurements() else {}
+            declared = categories_of(find_measurement(measurement)) if measurement in measurements() else {}
             known = [stored_metric(metric, categories=declared.get(metric, ())), stored_metric("rank")]
             run.save(document or "\n", scores.checked(known, of=measurement), document=document, seconds=0.1)
         run.finish([document or "\n" for document in values], provenance=provenance(extra, text=text))

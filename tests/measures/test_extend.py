@@ -31,6 +31,7 @@ from wherewhat.measures.extend.text import (
     sample_queries,
 )
 from wherewhat.measures.extend.verdicts import compare_methods, explanation, loss_verdict, retrieval_verdict
+from wherewhat.measures.measurement import all_metrics
 from wherewhat.options import build_config, config_values
 
 SMALL = {"depths": (0, 100), "run": 2}
@@ -86,7 +87,7 @@ def test_every_method_is_measured(family):
     beyond_the_text = ("rise_to_8x", "rise_to_16x", "rise_to_32x")
     for layer in found.layers:
         names = {*found.whole, *layer.heads}
-        for metric in ExtendMeasurement().all_metrics(config):
+        for metric in all_metrics(ExtendMeasurement(), config):
             assert metric.name in names or metric.name.startswith(beyond_the_text)
             assert metric.control is None or metric.control in names
     assert -1 <= found.whole["rank_shift_loss"] <= 1
@@ -256,7 +257,7 @@ def test_control_of_outputs_is_the_same_tokens_in_pieces(subject, n):
 
 def test_outputs_are_read_beside_what_no_change_gives():
     """The words name a control that the run stores; of one Gaussian it is what the number itself is."""
-    words = {metric.name: metric for metric in ExtendMeasurement().all_metrics(ExtendConfig(methods=("none",)))}
+    words = {metric.name: metric for metric in all_metrics(ExtendMeasurement(), ExtendConfig(methods=("none",)))}
     generator = torch.Generator().manual_seed(0)
     reference = Reference.of(torch.randn(128, 20, 48, generator=generator))
     beyond, control = (shift(reference, torch.randn(512, 20, 48, generator=generator)) for _ in range(2))
@@ -340,7 +341,7 @@ def test_retrieval_of_the_untouched_model_is_its_own():
     with torch.no_grad():
         scores = asked.scores(subject.model(input_ids=asked.ids).logits)
     assert {name: found[f"{name}_none"] for name in scores} == pytest.approx(scores, **LOSS)
-    names = {metric.name for metric in ExtendMeasurement().all_metrics(config)}
+    names = {metric.name for metric in all_metrics(ExtendMeasurement(), config)}
     assert {name for name in found if "copy" in name or "key" in name or "answer" in name} <= names
     comparison = compare_methods({name: About(value) for name, value in found.items()}, config.methods)
     assert comparison.rows[1].metrics["codes"] == "keys_near-far"

@@ -46,6 +46,7 @@ from wherewhat.measures.frequencies.planes import (
     slower_planes,
 )
 from wherewhat.measures.frequencies.text import measure_frequencies
+from wherewhat.measures.measurement import all_metrics
 from wherewhat.measures.swaps import SCORES
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import keys_before, query_logits
@@ -380,8 +381,8 @@ def test_unrotated_losses(name):
     for band in range(2):
         wanted = loss(lambda a, band=band: frequency_bands(a.rotation.inv_freq, 2)[band])
         assert whole[f"loss_unrotated_band_{band + 1}"] == pytest.approx(wanted, rel=1e-5)
-    named = {metric.name for metric in FrequenciesMeasurement().all_metrics(config)}
-    controls = {metric.control for metric in FrequenciesMeasurement().all_metrics(config)}
+    named = {metric.name for metric in all_metrics(FrequenciesMeasurement(), config)}
+    controls = {metric.control for metric in all_metrics(FrequenciesMeasurement(), config)}
     assert set(whole) <= named | controls
     assert {"loss_unrotated_random", "loss_unrotated_slow_random", "loss_without_slow_random"} <= set(whole)
 
@@ -504,7 +505,7 @@ def test_replaced_dimensions_are_those_of_a_patched_model(monkeypatch):
         assert layer.heads["massive_k"][1] == layer.heads["massive_k"][0] > MASSIVE
         assert layer.whole["massive_heads"] == layer.whole["massive_slow"] == 1
         assert (layer.whole["massive_heads_v"], layer.whole["massive_slow_even"]) == (0, 0.5)
-    metrics = FrequenciesMeasurement().all_metrics(config)
+    metrics = all_metrics(FrequenciesMeasurement(), config)
     names = {name for metric in metrics for name in (metric.name, metric.control)}
     stored = set(whole).union(*(set(layer.heads) | set(layer.whole) for layer in found.layers))
     assert stored <= names

@@ -19,7 +19,7 @@ from helpers.models import llama_config, save_model
 from helpers.tolerance import rounding
 from wherewhat.captures.proof import prove
 from wherewhat.errors import CaptureError, ConfigError, MeasureError
-from wherewhat.measures.measurement import Spans, Text
+from wherewhat.measures.measurement import Spans, Text, all_metrics
 from wherewhat.measures.perturb import KINDS, PerturbConfig
 from wherewhat.measures.perturb import changes as positions
 from wherewhat.measures.perturb.changes import (
@@ -378,7 +378,7 @@ def test_every_number_of_a_document_has_finite_words(llama):
             layer.heads["sensitivity_position_shift"], torch.zeros(4).double(), rtol=0, atol=1e-4
         )
         assert float(layer.heads["sensitivity_tokens"].min()) > 0
-    words = {metric.name for metric in PerturbMeasurement().all_metrics(config)}
+    words = {metric.name for metric in all_metrics(PerturbMeasurement(), config)}
     stored = set(found.whole) | set(found.layers[0].heads)
     assert words - stored == {"predicted_position_shift"}
     assert measure_perturb(llama, TEXT, config).whole == found.whole

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import Question
+from wherewhat.measures.measurement import Question, all_metrics
 from wherewhat.measures.prompts import PromptsConfig, PromptsMeasurement, _third, answer_prompt
 from wherewhat.measures.statistics import wilson
 from wherewhat.scores import Scores
@@ -99,7 +99,7 @@ def test_first_and_last_third_are_equally_full():
 
 
 def test_words_follow_the_options():
-    names = [metric.name for metric in PromptsMeasurement().all_metrics(PromptsConfig(kinds=("letters",), sizes=(3,)))]
+    names = [metric.name for metric in all_metrics(PromptsMeasurement(), PromptsConfig(kinds=("letters",), sizes=(3,)))]
     assert names[-5:] == [f"accuracy_letters{x}" for x in ("", "_3", "_first", "_middle", "_last")]
 
 

@@ -10,11 +10,13 @@ import pytest
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures import registry
-from wherewhat.measures.measurement import Capacity, LayerMeasurement, ReportRun
+from wherewhat.measures.measurement import LayerMeasurement
 from wherewhat.measures.registry import find_measurement, measurements, register
 from wherewhat.options import option
+from wherewhat.report import views
 from wherewhat.report.report import make_report
 from wherewhat.report.result import Result
+from wherewhat.report.views import ReportRun, View, register_view
 from wherewhat.runs.request import ModelRequest
 from wherewhat.scores import Metric, Scores
 from wherewhat.sweep.cells import expand
@@ -41,14 +43,13 @@ class KeyNorm(LayerMeasurement):
         norms = layer.k[0].norm(config.order, -1).mean(-1).repeat_interleave(layer.heads // layer.kv_heads)
         return Scores(layer=layer.layer, heads={"key_norm": norms.cpu()})
 
-    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
-        return ReportRun(1.0, documents=1, controls=("random",))
-
 
 @pytest.fixture
 def key_norm(monkeypatch):
     monkeypatch.setattr(registry, "_known", dict(measurements()))
+    monkeypatch.setattr(views, "VIEWS", dict(views.VIEWS))
     register(KeyNorm)
+    register_view("key_norm", View(report=ReportRun(1.0, documents=1, controls=("random",))))
 
 
 @pytest.mark.usefixtures("key_norm")

@@ -15,7 +15,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from helpers.capture import tiny
 from wherewhat import Judgement, judge_claims
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import Capacity
 from wherewhat.measures.statistics import Interval
 from wherewhat.report import measurements
 from wherewhat.report.claims.claim import (
@@ -34,6 +33,7 @@ from wherewhat.report.claims.claim import (
 from wherewhat.report.claims.judgement import CLAIMS, _runs, _schedule
 from wherewhat.report.measurements import Runs, given_text, schedule
 from wherewhat.report.sections import _claims, _first_undamaged
+from wherewhat.report.views import Capacity
 from wherewhat.runs import execution
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.scores import UNBOUNDED, Metric

@@ -22,6 +22,7 @@ from wherewhat.measures.statistics import Interval, in_words
 from wherewhat.report.data import Value
 from wherewhat.report.figures import FIGURES, figure, loss_by_rate
 from wherewhat.report.result import Result
+from wherewhat.report.views import view_of
 from wherewhat.runs.results import StoredRun
 
 CASES = {
@@ -68,7 +69,7 @@ def test_map_and_distance_curve_are_the_stored_numbers(results):
 
 
 def test_each_run_has_a_figure_of_its_own_and_every_figure_is_refused_or_drawn(results):
-    assert {name: StoredRun(result).measurement.figure for name, result in results.items()} == {
+    assert {name: view_of(StoredRun(result).measurement).figure for name, result in results.items()} == {
         "axes": "map",
         "heads": "plane",
         "perturb": "rates",

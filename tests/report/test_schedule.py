@@ -9,11 +9,11 @@ import pytest
 
 from helpers.report import TOKENS
 from wherewhat.errors import MeasureError
-from wherewhat.measures.measurement import Capacity
 from wherewhat.progress import Silent
 from wherewhat.report import measurements as measuring
 from wherewhat.report.measurements import schedule
 from wherewhat.report.report import make_report
+from wherewhat.report.views import Capacity
 from wherewhat.runs import execution as controls
 from wherewhat.runs.request import ModelRequest
 

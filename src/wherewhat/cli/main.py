@@ -26,9 +26,8 @@ from wherewhat.files import explain
 from wherewhat.imports import isolated, plugins
 from wherewhat.measures.measurement import Measurement
 from wherewhat.measures.registry import BUILT_IN, find_measurement, measurements
+from wherewhat.report.views import GROUPS, view_of
 
-_PANELS = ("Decomposition", "Heads", "Behaviour")
-"""Panels of the help with measurements; those of other packages follow."""
 _MANY = "Many runs"
 _COMMANDS = "wherewhat.commands"
 _LONGEST_LINE = 2000
@@ -70,8 +69,8 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
         "claims": ("Start here", claims),
         # Panels of the help are in the order of their first commands.
         **{
-            measurement.name: (measurement.group, measurement)
-            for measurement in sorted(known.values(), key=lambda one: (*_PANELS, one.group).index(one.group))
+            measurement.name: (view_of(measurement).group, measurement)
+            for measurement in sorted(known.values(), key=_panel)
         },
         "compare": (_MANY, compare),
         "export": (_MANY, export),
@@ -93,6 +92,12 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
             typer.main.get_group(contributed)  # raises here, and not when the whole application is built
             app.add_typer(contributed, name=name, rich_help_panel="Laboratory")
     return app
+
+
+def _panel(measurement: Measurement) -> int:
+    """Return the place of a measurement's panel in the help."""
+    group = view_of(measurement).group
+    return (*GROUPS, group).index(group)
 
 
 def _show_version(wanted: bool) -> None:

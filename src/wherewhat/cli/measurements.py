@@ -18,6 +18,7 @@ from wherewhat.cli.tables import by_kind, by_layer, compared, headline, print_li
 from wherewhat.errors import WherewhatError
 from wherewhat.measures.measurement import Measurement
 from wherewhat.progress import TerminalProgress
+from wherewhat.report.views import view_of
 from wherewhat.runs.request import ModelRequest, Request
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def _execute(measurement: Measurement, given: Given) -> None:
     first = next(iter(runs.values()))
     console = Console()
     estimates = {summary.metric.name: summary.overall for summary in summaries[0][1]}
-    if comparison := measurement.compare(estimates, first.config):
-        console.print(*compared(comparison, summaries[0][1], width=console.width), sep="\n")
+    if (compare := view_of(measurement).compare) is not None:
+        console.print(*compared(compare(estimates, first.config), summaries[0][1], width=console.width), sep="\n")
         shown = {metric.name for metric in measurement.metrics}
         summaries = [(weights, [x for x in found if x.metric.name in shown]) for weights, found in summaries]
     elif any(summary.layers for summary in summaries[0][1]):

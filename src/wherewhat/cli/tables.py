@@ -12,10 +12,12 @@ from rich.markup import escape
 from wherewhat.errors import printable, printable_lines
 from wherewhat.measures.statistics import in_words
 from wherewhat.progress import counted
+from wherewhat.report.views import view_of
 
 if TYPE_CHECKING:
     from wherewhat.captures.summary import ProofTable
-    from wherewhat.measures.measurement import ComparisonTable, Measurement
+    from wherewhat.measures.extend.verdicts import ComparisonTable
+    from wherewhat.measures.measurement import Measurement
     from wherewhat.runs.results import MetricSummary
 
 
@@ -72,7 +74,7 @@ def headline(
         table.caption = f"{CONTROL_NOTE}\n{table.caption}"
     for weights, reason in left_out.items():
         table.caption = f"No {weights} control: {escape(reason)}\n{table.caption}"
-    table.add_column(measurement.over, max_width=24)
+    table.add_column(view_of(measurement).over, max_width=24)
     for weights, _ in runs:
         table.add_column(weights, justify="right")
     table.add_column("control", justify="right")

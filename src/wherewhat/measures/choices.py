@@ -85,8 +85,6 @@ class ItemChoices(ChoicesMeasurement):
     """``wherewhat choices``."""
 
     name = "choices"
-    group = "Behaviour"
-    page = "evaluate"
     revision = 2
     summary = "Accuracy on questions with alternatives, intact and perturbed."
     config = ChoicesConfig

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -26,38 +26,7 @@ if TYPE_CHECKING:
     from wherewhat.caches.plan import Plan
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.blocks import Blocks
-    from wherewhat.measures.statistics import Interval
     from wherewhat.measures.variants import VariantRuns
-
-
-@dataclass(frozen=True)
-class ComparisonRow:
-    """One alternative of a comparison, such as a length method.
-
-    Attributes:
-        name: Its name.
-        metrics: Names of its metrics by column title.
-        verdict: Conclusion from the numbers, in words.
-    """
-
-    name: str
-    metrics: Mapping[str, str]
-    verdict: str
-
-
-@dataclass(frozen=True)
-class ComparisonTable:
-    """Alternatives that one run compares.
-
-    Attributes:
-        what: Kind of alternative, as a column title.
-        rows: One row per alternative, all with the same columns.
-        notes: Remarks that apply to all rows.
-    """
-
-    what: str
-    rows: tuple[ComparisonRow, ...]
-    notes: tuple[str, ...]
 
 
 class Subject(Protocol):
@@ -221,49 +190,6 @@ Control = Literal["random", "shuffled"]
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """Properties of a model and its texts that decide what a report measures.
-
-    Attributes:
-        trained: Tokens of the texts that the model was trained on; None if unknown.
-        hard_limit: Whether the model cannot compute positions beyond its table of positions.
-        planes: Smallest number of planes in a layer that rotates; 0 if none rotates.
-        shortest: Tokens of the shortest text.
-    """
-
-    trained: int | None
-    hard_limit: bool
-    planes: int
-    shortest: int
-
-    @property
-    def rotates(self) -> bool:
-        """Whether any layer rotates its queries and keys."""
-        return self.planes > 0
-
-
-@dataclass(frozen=True)
-class ReportRun:
-    """How a report runs a measurement.
-
-    Attributes:
-        passes: Time relative to one forward pass over the same tokens, measured on two cores.
-        documents: Largest number of documents; None for no limit.
-        tokens: Largest number of tokens of each; None likewise.
-        controls: Control models to run it on as well.
-        options: Options that differ from the measurement's defaults.
-        beyond: Whether texts are longer than the trained length.
-    """
-
-    passes: float
-    documents: int | None = None
-    tokens: int | None = None
-    controls: tuple[Control, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    beyond: bool = False
-
-
-@dataclass(frozen=True)
 class NoOptions:
     """The config of a measurement without options."""
 
@@ -271,40 +197,29 @@ class NoOptions:
 class Measurement(ABC):
     """Declaration common to all measurements. Subclass one of the five kinds below, not this class.
 
+    How a measurement looks on a page, in a terminal and as a figure is its view, see :mod:`wherewhat.report.views`.
+
     Attributes:
         name: Subcommand and name in the store.
-        group: Panel of ``wherewhat --help`` that lists it.
         summary: One line for ``--help`` and the report; by default the first line of the class's docstring.
         config: Frozen dataclass of its options; every field has a default and a ``help`` in its metadata.
         metrics: Its metrics, most important first.
+        stored: Metrics that are stored for figures and for scores over documents, but shown in no table.
         limits: Limitations of the numbers.
-        page: Name of its documentation page, without ``.md``; None for its own name.
         controls: Control models to measure as well.
         least_documents: Smallest number of documents.
-        figure: Name of the default figure.
-        over: What the means in a table are taken over.
-        report: How a report runs it; None to leave it out, or to decide by :meth:`report_run`.
-        recorded: Options that differ from the defaults when it is recorded during a training, where curves are not kept
-            and time matters.
         revision: Bump when results change: runs of an earlier revision are measured again.
-        stored: Metrics that are stored for figures and for scores over documents, but shown in no table.
     """
 
     name: ClassVar[str]
-    group: ClassVar[str] = "Measurements"
     summary: ClassVar[str]
     config: ClassVar[type[Any]] = NoOptions
     metrics: ClassVar[tuple[Metric, ...]]
+    stored: ClassVar[tuple[Metric, ...]] = ()
     limits: ClassVar[str] = ""
-    page: ClassVar[str | None] = None
     controls: ClassVar[tuple[Control, ...]] = ("random",)
     least_documents: ClassVar[int] = 1
-    figure: ClassVar[str] = "map"
-    over: ClassVar[str] = "mean over heads and documents"
-    report: ClassVar[ReportRun | None] = None
-    recorded: ClassVar[Mapping[str, Any]] = {}
     revision: ClassVar[int] = 1
-    stored: ClassVar[tuple[Metric, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         """Take the summary from the docstring where the class has none."""
@@ -316,67 +231,48 @@ class Measurement(ABC):
         """Return the metrics whose names depend on the config; they come after ``metrics``."""
         return ()
 
-    def all_metrics(self, config: Any) -> tuple[Metric, ...]:
-        """Return all metrics under a config."""
-        return self.metrics + self.more_metrics(config)
-
-    def declared(self, config: Any) -> list[Metric]:
-        """Return everything that may be stored under a config: metrics, their controls and errors, and other numbers.
-
-        A control that is not a metric of its own has the unit and the range of its metric.
-        """
-        found = {metric.name: metric for metric in (*self.all_metrics(config), *self.stored)}
-        for metric in self.all_metrics(config):
-            if metric.control is not None:
-                found.setdefault(metric.control, stored_metric(metric.control, unit=metric.unit, range=metric.range))
-            for name in (metric.error, *(metric.bounds or ())):
-                if name is not None:
-                    found.setdefault(name, stored_metric(name, unit=metric.unit))
-        return list(found.values())
-
-    @cached_property
-    def categories(self) -> dict[str, tuple[str, ...]]:
-        """Names of the codes of each metric that is a category."""
-        return {metric.name: metric.categories for metric in (*self.metrics, *self.stored) if metric.categories}
-
     def combine(self, documents: Sequence[Scores], config: Any) -> Scores:
         """Return scores of all documents of a run together, from the scores of each."""
         raise NotImplementedError
-
-    @property
-    def combines(self) -> bool:
-        """Whether :meth:`combine` is defined."""
-        return type(self).combine is not Measurement.combine
-
-    def compare(self, estimates: Mapping[str, Interval], config: Any) -> ComparisonTable | None:
-        """Return alternatives that a run compares, with verdicts; ``more_metrics`` are then shown only there."""
-        return None
 
     def pooled(self, layers: Sequence[Scores]) -> Mapping[str, float]:
         """Return scores of the model from the scores of some of its layers; also used for each kind of layer."""
         return {}
 
-    @property
-    def pools(self) -> bool:
-        """Whether :meth:`pooled` is defined."""
-        return type(self).pooled is not Measurement.pooled
 
-    def draw(self, run: Any) -> Any:
-        """Return a Plotly figure of a finished :class:`~wherewhat.runs.results.StoredRun`; None for ``figure``."""
-        return None
+def all_metrics(measurement: Measurement, config: Any) -> tuple[Metric, ...]:
+    """Return all metrics of a measurement under a config."""
+    return measurement.metrics + measurement.more_metrics(config)
 
-    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun | str | None:
-        """Return how a report runs it on texts of ``tokens`` tokens, or why this model's report is without it.
 
-        None leaves it out of all reports without a word.
-        """
-        return self.report
+def declared_metrics(measurement: Measurement, config: Any) -> list[Metric]:
+    """Return everything that a measurement may store under a config: metrics, their controls and errors, and others.
+
+    A control that is not a metric of its own has the unit and the range of its metric.
+    """
+    found = {metric.name: metric for metric in (*all_metrics(measurement, config), *measurement.stored)}
+    for metric in all_metrics(measurement, config):
+        if metric.control is not None:
+            found.setdefault(metric.control, stored_metric(metric.control, unit=metric.unit, range=metric.range))
+        for name in (metric.error, *(metric.bounds or ())):
+            if name is not None:
+                found.setdefault(name, stored_metric(name, unit=metric.unit))
+    return list(found.values())
+
+
+def categories_of(measurement: Measurement) -> dict[str, tuple[str, ...]]:
+    """Return the names of the codes of each metric that is a category."""
+    metrics = (*measurement.metrics, *measurement.stored)
+    return {metric.name: metric.categories for metric in metrics if metric.categories}
+
+
+def defines(measurement: Measurement, method: Literal["combine", "pooled"]) -> bool:
+    """Return whether a measurement has scores of all documents together, or of the model from its layers."""
+    return getattr(type(measurement), method) is not getattr(Measurement, method)
 
 
 class LayerMeasurement(Measurement):
     """A measurement of one layer at a time, while the forward pass runs."""
-
-    report: ClassVar[ReportRun | None] = ReportRun(2.0, documents=1)
 
     @abstractmethod
     def measure(self, layer: LayerAttention, config: Any) -> Scores | Mapping[str, Tensor]:
@@ -397,8 +293,6 @@ class TextMeasurement(Measurement):
 class QuestionMeasurement(Measurement):
     """A measurement of a model on generated prompts that end in a question."""
 
-    over: ClassVar[str] = "mean over prompts"
-
     @abstractmethod
     def prompts(self, config: Any) -> Sequence[PromptSet]:
         """Return the prompts to generate."""
@@ -410,8 +304,6 @@ class QuestionMeasurement(Measurement):
 
 class ChoicesMeasurement(Measurement):
     """A measurement of a model on questions with alternatives."""
-
-    over: ClassVar[str] = "mean over items"
 
     @abstractmethod
     def measure(self, subject: Subject, choices: Choices, config: Any) -> Scores:

@@ -80,7 +80,6 @@ class PromptsMeasurement(QuestionMeasurement):
     """``wherewhat prompts``."""
 
     name = "prompts"
-    group = "Behaviour"
     revision = 2
     summary = "Accuracy on prompts with a known answer, by kind, length and position of the answer."
     config = PromptsConfig

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.measurement import ReportRun, Subject, Text, TextMeasurement, check_minimum
+from wherewhat.measures.measurement import Subject, Text, TextMeasurement, check_minimum
 from wherewhat.options import option
 from wherewhat.scores import NON_NEGATIVE, Column, Metric, Scores, loss_metric, stored_metric
 
@@ -52,12 +52,10 @@ class ResidualMeasurement(TextMeasurement):
     """``wherewhat residual``."""
 
     name = "residual"
-    group = "Decomposition"
     revision = 3
     summary = "Loss with the non-additive part of the logits scaled down."
     config = ResidualConfig
     controls = ()
-    report = ReportRun(7.0, documents=1, tokens=256, options={"strengths": (0.0, 1.0), "layers": False, "axes": False})
     metrics = (
         loss_metric("loss", "loss", "Mean next-token loss of the intact model."),
         *(

@@ -14,6 +14,7 @@ from wherewhat.files import make_folder, write_file
 from wherewhat.measures.perturb import KINDS
 from wherewhat.measures.statistics import interval
 from wherewhat.options import checked, nearest
+from wherewhat.report.views import view_of
 from wherewhat.runs.results import StoredRun
 from wherewhat.scores import NON_NEGATIVE
 
@@ -295,9 +296,10 @@ def figure(run: StoredRun, name: str | None = None, **options: Any) -> Figure:
     """
     import inspect
 
-    if name is None and (drawn := run.measurement.draw(run)) is not None:
+    view = view_of(run.measurement)
+    if name is None and view.draw is not None and (drawn := view.draw(run)) is not None:
         return drawn
-    name = name or run.measurement.figure
+    name = name or view.figure
     if name not in FIGURES:
         raise ConfigError(f"there is no figure {name!r}: {nearest(name, FIGURES)}")
     own = [key for key, p in inspect.signature(FIGURES[name]).parameters.items() if p.kind is p.KEYWORD_ONLY]

@@ -16,9 +16,9 @@ from wherewhat.caches.plan import Plan
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, StoreError, WherewhatError
 from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import parse_object
-from wherewhat.measures.measurement import Capacity, ReportRun
 from wherewhat.measures.registry import measurements
 from wherewhat.progress import Progress, duration
+from wherewhat.report.views import Capacity, ReportRun, view_of
 from wherewhat.runs.code import DECLARED
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, run, run_control
@@ -140,7 +140,7 @@ def schedule(
     """
     wanted, left_out = [], []
     for measurement in measurements().values():
-        run = measurement.report_run(capacity, tokens=tokens)
+        run = view_of(measurement).report_run(capacity, tokens=tokens)
         if run is None:
             continue
         if isinstance(run, str):

@@ -22,6 +22,7 @@ from wherewhat.progress import Progress, TerminalProgress
 from wherewhat.report.figures import PICTURES, ending, figure, save_figure, save_table
 from wherewhat.report.page import result_page
 from wherewhat.report.sections import result_data
+from wherewhat.report.views import view_of
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import run_with_controls
 from wherewhat.runs.known import Controlled
@@ -212,7 +213,7 @@ class Result:
     @property
     def _header(self) -> list[str]:
         controls = (f"one {weights} control" for weights in self.controls)
-        return [self.stored.measurement.over, "value (95 %)", *controls, "control"]
+        return [view_of(self.stored.measurement).over, "value (95 %)", *controls, "control"]
 
     @property
     def _missing(self) -> list[str]:

@@ -13,6 +13,7 @@ from wherewhat.errors import ConfigError, StoreError
 from wherewhat.hashes import canonical_json
 from wherewhat.imports import require
 from wherewhat.measures import statistics
+from wherewhat.measures.measurement import categories_of
 from wherewhat.measures.registry import measurements
 from wherewhat.options import nearest
 from wherewhat.runs.index import FACTS, open_index
@@ -144,7 +145,7 @@ def within_ranges(table: pl.DataFrame) -> pl.DataFrame:
     shares = {
         (name, share_name(metric, category))
         for name in table["measurement"].unique().to_list()
-        for metric, categories in (measurements()[name].categories if name in measurements() else {}).items()
+        for metric, categories in (categories_of(measurements()[name]) if name in measurements() else {}).items()
         for category in categories
     }
     metrics |= dict.fromkeys(shares, SHARE)

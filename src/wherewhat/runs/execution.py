@@ -23,6 +23,8 @@ from wherewhat.measures.measurement import (
     QuestionMeasurement,
     Subject,
     Text,
+    declared_metrics,
+    defines,
     measure_text,
 )
 from wherewhat.measures.registry import find_measurement
@@ -162,9 +164,9 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel, again:
         started = time.perf_counter()
         document = None if key == _TOGETHER else key
         alone = document is not None or isinstance(measurement, DocumentsMeasurement)
-        scores = compute().checked(measurement.declared(config), of=measurement.name, controls=alone)
+        scores = compute().checked(declared_metrics(measurement, config), of=measurement.name, controls=alone)
         # Scores of all documents together may need what was not stored, such as curves.
-        if not scores.names and not (document is None and measurement.combines):
+        if not scores.names and not (document is None and defines(measurement, "combine")):
             raise TextError(f"{document or 'the documents together'} gave no scores")
         directory.save(key, scores, document=document, seconds=time.perf_counter() - started)
 
@@ -191,7 +193,7 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel, again:
                 progress.say(line and f"{line}, about {size / 2**30:.1f} GiB")
             for key in progress.track(with_model, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
                 save(key, partial(_found, measurement, subject, key, inputs, config))
-        if _TOGETHER in missing and measurement.combines:
+        if _TOGETHER in missing and defines(measurement, "combine"):
             save(
                 _TOGETHER,
                 lambda: measurement.combine([directory.part(name) for name in inputs], config),
@@ -205,7 +207,7 @@ def _keys(measurement: Measurement, names: list[str]) -> list[str]:
     """Return the parts of a run: one per document, and one for all of them, where the measurement has scores there."""
     if isinstance(measurement, DocumentsMeasurement):
         return [_TOGETHER]
-    return [*names, _TOGETHER] if measurement.combines and len(names) > 1 else names
+    return [*names, _TOGETHER] if defines(measurement, "combine") and len(names) > 1 else names
 
 
 def _found(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from wherewhat.errors import StoreError
 from wherewhat.files import open_regular
 from wherewhat.hashes import canonical_json, parse_object
+from wherewhat.measures.measurement import categories_of
 from wherewhat.measures.registry import measurements
 from wherewhat.runs.identity import software
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, SCORES
@@ -270,7 +271,7 @@ def _means(rows: pl.LazyFrame) -> pl.LazyFrame:
         [
             {"measurement": name, "metric": metric, "wanted": category}
             for name, measurement in measurements().items()
-            for metric, categories in measurement.categories.items()
+            for metric, categories in categories_of(measurement).items()
             for category in categories
         ],
         schema={"measurement": pl.String, "metric": pl.String, "wanted": pl.String},

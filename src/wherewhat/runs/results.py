@@ -14,7 +14,7 @@ import numpy as np
 
 from wherewhat.errors import ConfigError
 from wherewhat.imports import require
-from wherewhat.measures.measurement import Measurement
+from wherewhat.measures.measurement import Measurement, all_metrics, categories_of, defines
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, in_words, interval, wilson
 from wherewhat.options import build_config, nearest
@@ -196,7 +196,7 @@ class StoredRun:
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:
         """Its metrics, most important first."""
-        return self.measurement.all_metrics(self.config)
+        return all_metrics(self.measurement, self.config)
 
     @cached_property
     def documents(self) -> list[str]:
@@ -263,7 +263,7 @@ class StoredRun:
     @property
     def categories(self) -> Mapping[str, tuple[str, ...]]:
         """Names of the codes of each metric that is a category, which is never averaged."""
-        return self.measurement.categories
+        return categories_of(self.measurement)
 
     def document_means(self, metric: str) -> dict[str, float]:
         """Return a metric of each document that has it, averaged over heads and layers."""
@@ -378,7 +378,7 @@ class StoredRun:
     def _pooled(self) -> dict[str, dict[str, list[float]]]:
         """Scores pooled over the heads of each kind of layer, by metric and kind, one per document."""
         found: dict[str, dict[str, list[float]]] = {}
-        if not self.measurement.pools or not self.kinds:
+        if not defines(self.measurement, "pooled") or not self.kinds:
             return found
         for document, scores in stored_scores(self.directory.scores()).items():
             for kind, listed in self.kinds.items() if document is not None else ():

@@ -26,6 +26,8 @@ from wherewhat.measures.measurement import (
     Measurement,
     QuestionMeasurement,
     Text,
+    categories_of,
+    declared_metrics,
     measure_layer,
     measure_text,
 )
@@ -57,6 +59,12 @@ from wherewhat.text.documents import Document, documents_of, embedded_documents
 
 _log = logging.getLogger(__name__)
 
+_RECORDED: Mapping[str, Mapping[str, Any]] = {
+    "axes": {"curves": False},
+    "heads": {"queries": 4, "taus": (), "blocks": ()},
+}
+"""Options that differ from a measurement's defaults in a training, where curves are not kept and time matters."""
+
 MEASUREMENTS = ("axes", "heads")
 """Measurements that are recorded by default."""
 
@@ -84,7 +92,7 @@ def choose_measurements(names: str | Sequence[str], options: Mapping[str, Mappin
         measurement = find_measurement(name)
         if isinstance(measurement, QuestionMeasurement | ChoicesMeasurement):
             raise ConfigError(f"{name} is measured on questions, not on texts: it cannot be recorded during training")
-        given = {**measurement.recorded, **(options or {}).get(name, {})}
+        given = {**_RECORDED.get(name, {}), **(options or {}).get(name, {})}
         chosen[name] = (measurement, build_config(measurement.config, given))
     return chosen
 
@@ -268,8 +276,8 @@ class TrainingRecorder:
         scores: dict[str, Tensor] = {}
         for measurement, documents in found.items():
             made, config = self._chosen[measurement]
-            documents = [one.checked(made.declared(config), of=measurement) for one in documents]
-            categories = made.categories
+            documents = [one.checked(declared_metrics(made, config), of=measurement) for one in documents]
+            categories = categories_of(made)
             for name, values in _means(documents, self._heads, categories).items():
                 scores[f"{measurement}.{name}"] = values.float()
                 self._axes[f"{measurement}.{name}"] = ("head",) * values.ndim

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 from wherewhat.measures.axes import HIGH_R, AxesConfig
-from wherewhat.measures.measurement import LayerMeasurement, ReportRun
+from wherewhat.measures.measurement import LayerMeasurement
 from wherewhat.scores import CORRELATION, SHARE, Metric, Scores, stored_metric
 
 if TYPE_CHECKING:
@@ -17,13 +17,10 @@ class AxesMeasurement(LayerMeasurement):
     """``wherewhat axes``."""
 
     name = "axes"
-    group = "Decomposition"
     revision = 3
     summary = "Fit every head's logits by a distance, a query and a key term."
     config = AxesConfig
     controls = ("random", "shuffled")
-    report = ReportRun(1.5, controls=("random", "shuffled"))
-    recorded: ClassVar[Mapping[str, Any]] = {"curves": False}
     metrics = (
         Metric(
             "r",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wherewhat.measures.distance import DistanceConfig
-from wherewhat.measures.measurement import ReportRun, Subject, Text, TextMeasurement
+from wherewhat.measures.measurement import Subject, Text, TextMeasurement
 from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, Metric, Scores, stored_metric
 
 
@@ -16,11 +16,8 @@ class DistanceMeasurement(TextMeasurement):
     """``wherewhat distance``."""
 
     name = "distance"
-    group = "Decomposition"
-    page = "controlled-distance"
     summary = "Controlled distance: distance and key terms of logits recomputed at dummy distances."
     config = DistanceConfig
-    report = ReportRun(11.0, documents=1, tokens=256)
     metrics = (
         _metric(
             "additive_share",

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from wherewhat.lengths import find_method
 from wherewhat.measures.extend import ExtendConfig
-from wherewhat.measures.extend.verdicts import LADDER, Estimates, compare_methods
-from wherewhat.measures.measurement import Capacity, ComparisonTable, ReportRun, Subject, Text, TextMeasurement
+from wherewhat.measures.extend.verdicts import LADDER
+from wherewhat.measures.measurement import Subject, Text, TextMeasurement
 from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, UNBOUNDED, Metric, Scores, stored_metric
 
 if TYPE_CHECKING:
     pass
-
-_REPORTED = ("none", "sliding-window", "streaming-llm", "lm-infinite", "yarn")
-_BEYOND = 4
-"""Length of a report's text in trained lengths."""
-_LONGEST = 2048
-"""Largest number of tokens of a report's text."""
-_THREE_RUNS = 32
-"""Smallest trained length in which three runs can be planted."""
-
 
 _BY_METHOD = (
     ("loss_beyond", "loss beyond", "nats", "Mean loss at positions beyond the trained length.", "loss_pieces"),
@@ -219,12 +209,10 @@ class ExtendMeasurement(TextMeasurement):
     """``wherewhat extend``."""
 
     name = "extend"
-    group = "Behaviour"
     revision = 2
     summary = "Loss, retrieval and attention beyond the trained length, per length method."
     config = ExtendConfig
     controls = ()
-    figure = "positions"
     metrics = _control_metrics(_CONTROLS)
     stored = (stored_metric("loss_inside_*", unit="nats", range=NON_NEGATIVE),)
     limits = (
@@ -267,30 +255,3 @@ class ExtendMeasurement(TextMeasurement):
             reading = "Tokens from the end back to the run planted at this depth."
             found.append(Metric(f"distance_{depth}", f"distance of {depth} %", reading, unit="tokens"))
         return tuple(found)
-
-    def compare(self, estimates: Estimates, config: ExtendConfig) -> ComparisonTable:
-        """Return the verdict on each method."""
-        return compare_methods(estimates, config.methods)
-
-    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun | str:
-        """Return a length curve beyond the trained length, or why there is none.
-
-        Texts of up to four trained lengths are run if twice ``tokens`` are at least two of them. Shorter ones show
-        little of a model made for longer ones.
-        """
-        trained, most = capacity.trained, min(2 * tokens, capacity.shortest, _LONGEST)
-        if trained is None:
-            return "the model does not state its trained length; state it with wherewhat extend MODEL --set trained=N"
-        if capacity.hard_limit:
-            return f"the model accepts no more than {trained} tokens"
-        if most < 2 * trained:
-            return (
-                f"the page's texts are too short to show what happens beyond the trained length of {trained} tokens; "
-                f"measure longer ones with wherewhat extend MODEL --tokens {2 * trained} --beyond --text FILE"
-            )
-        methods = tuple(name for name in _REPORTED if capacity.rotates or not find_method(name).rotary)
-        options: dict[str, Any] = {"methods": methods, "depths": (0,), "run": 2}
-        if trained >= _THREE_RUNS:
-            options |= {"depths": (0, 50, 100), "run": max(2, min(16, trained // 16))}
-        length = min(_BEYOND * trained, most)
-        return ReportRun(3 + 5.5 * len(methods), documents=3, tokens=length, options=options, beyond=True)

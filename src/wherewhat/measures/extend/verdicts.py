@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from wherewhat.measures.measurement import ComparisonRow, ComparisonTable
 from wherewhat.measures.statistics import Interval
 
 LADDER = (1.25, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -37,6 +37,36 @@ _RETRIEVAL_COLUMNS = {"second copy": "second_copy", "pass key": "passkey", "code
 
 Estimates = Mapping[str, Interval]
 """Means over documents with their intervals, by metric."""
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One alternative of a comparison, such as a length method.
+
+    Attributes:
+        name: Its name.
+        metrics: Names of its metrics by column title.
+        verdict: Conclusion from the numbers, in words.
+    """
+
+    name: str
+    metrics: Mapping[str, str]
+    verdict: str
+
+
+@dataclass(frozen=True)
+class ComparisonTable:
+    """Alternatives that one run compares.
+
+    Attributes:
+        what: Kind of alternative, as a column title.
+        rows: One row per alternative, all with the same columns.
+        notes: Remarks that apply to all rows.
+    """
+
+    what: str
+    rows: tuple[ComparisonRow, ...]
+    notes: tuple[str, ...]
 
 
 def compare_methods(found: Estimates, methods: Sequence[str]) -> ComparisonTable:

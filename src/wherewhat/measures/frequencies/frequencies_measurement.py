@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from wherewhat.measures.frequencies import BANDS, FrequenciesConfig
-from wherewhat.measures.measurement import Capacity, ReportRun, Subject, Text, TextMeasurement
+from wherewhat.measures.frequencies import FrequenciesConfig
+from wherewhat.measures.measurement import Subject, Text, TextMeasurement
 from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, Metric, Scores, loss_metric
 
 _SCORES = (
@@ -184,7 +184,6 @@ class FrequenciesMeasurement(TextMeasurement):
     """``wherewhat frequencies``."""
 
     name = "frequencies"
-    group = "Heads"
     revision = 4
     summary = "RoPE frequencies that heads use, and the loss without them."
     config = FrequenciesConfig
@@ -277,8 +276,3 @@ class FrequenciesMeasurement(TextMeasurement):
         if config.unrotate:
             found = (*found, *map(_unrotated_band, range(1, config.bands + 1)), *_UNROTATED)
         return (*found, *_MASSIVE) if config.massive else found
-
-    def report_run(self, capacity: Capacity, *, tokens: int) -> ReportRun:
-        """Return how a report runs it: with no more bands than there are planes."""
-        options = {"bands": capacity.planes} if 0 < capacity.planes < BANDS else {}
-        return ReportRun(27.0, documents=3, tokens=128, options=options)

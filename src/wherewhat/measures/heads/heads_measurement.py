@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from wherewhat.measures.heads import AttentionConfig, HeadsConfig
-from wherewhat.measures.measurement import LayerMeasurement, ReportRun, Subject, Text, TextMeasurement
+from wherewhat.measures.measurement import LayerMeasurement, Subject, Text, TextMeasurement
 from wherewhat.measures.swaps import LABELS, SCORES
 from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, Metric, Scores, stored_metric
 
@@ -125,11 +125,9 @@ class HeadsMeasurement(TextMeasurement):
     """``wherewhat heads``."""
 
     name = "heads"
-    group = "Heads"
     revision = 5
     summary = "Positional and symbolic scores of every head, with attention patterns."
     config = HeadsConfig
-    figure = "plane"
     stored = (
         *(
             stored_metric(f"{name}{together}", categories=LABELS)
@@ -146,8 +144,6 @@ class HeadsMeasurement(TextMeasurement):
         *(stored_metric(f"heads_{name}_strict", range=SHARE) for name in ("positional", "symbolic")),
         stored_metric("r_behaviour", range=SHARE),
     )
-    report = ReportRun(8.5, documents=4, tokens=256, controls=("random",), options={"queries": 8})
-    recorded: ClassVar[Mapping[str, Any]] = {"queries": 4, "taus": (), "blocks": ()}
     metrics = (
         _share(
             "s_pos_no_sink",
@@ -315,8 +311,6 @@ class AttentionMeasurement(LayerMeasurement):
     """``wherewhat attention``."""
 
     name = "attention"
-    group = "Heads"
-    report = None  # heads holds the same numbers
     revision = 2
     summary = "Attention entropy, sink mass, and effective rank of queries and keys, per head."
     config = AttentionConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wherewhat.measures.measurement import ReportRun, Subject, Text, TextMeasurement
+from wherewhat.measures.measurement import Subject, Text, TextMeasurement
 from wherewhat.measures.perturb import KINDS, PerturbConfig, percent, perturbations
 from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, Metric, Scores, loss_metric, stored_metric
 
@@ -11,23 +11,9 @@ class PerturbMeasurement(TextMeasurement):
     """``wherewhat perturb``."""
 
     name = "perturb"
-    group = "Behaviour"
     revision = 2
     summary = "Loss under word-order, position and feature perturbation."
     config = PerturbConfig
-    figure = "rates"
-    report = ReportRun(
-        20.0,
-        documents=3,
-        tokens=256,
-        options={
-            "kinds": ("words", "position_jitter"),
-            "rates": (0.01, 0.05, 0.1, 0.2, 0.5),
-            "seeds": 1,
-            "axes": False,
-            "equivalence": False,
-        },
-    )
     metrics = (
         loss_metric("loss", "loss", "Mean next-token loss of the intact text."),
         Metric("rise_at_5", "rise, 5 % of words", "Rise of the loss with 5 % of the words transposed.", unit="nats"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wherewhat.errors import MeasureError
-from wherewhat.measures.measurement import LayerMeasurement, ReportRun
+from wherewhat.measures.measurement import LayerMeasurement
 from wherewhat.measures.planes import PlanesConfig
 from wherewhat.scores import NON_NEGATIVE, SHARE, Metric, Scores
 
@@ -18,10 +18,8 @@ class PlanesMeasurement(LayerMeasurement):
     """``wherewhat planes``."""
 
     name = "planes"
-    group = "Decomposition"
     summary = "Per-plane contributions to the logits, and an upper bound on the non-additive part."
     config = PlanesConfig
-    report = ReportRun(4.0, documents=1, tokens=256)
     metrics = (
         Metric(
             "slow_dominance",

@@ -20,7 +20,6 @@ class SplitMeasurement(DocumentsMeasurement):
     """``wherewhat split``."""
 
     name = "split"
-    group = "Decomposition"
     revision = 2
     summary = "Position and content parts of queries, keys and logits, over documents."
     config = SplitConfig

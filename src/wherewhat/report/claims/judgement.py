@@ -14,7 +14,7 @@ from wherewhat.errors import CaptureError, ConfigError, MeasureError, TextError
 from wherewhat.files import make_folder, write_file
 from wherewhat.hashes import parse_object, plain_json, readable_json
 from wherewhat.measures.frequencies import BANDS
-from wherewhat.measures.measurement import Capacity, QuestionMeasurement, ReportRun
+from wherewhat.measures.measurement import QuestionMeasurement
 from wherewhat.measures.registry import find_measurement
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
@@ -30,6 +30,7 @@ from wherewhat.report.measurements import (
     with_controls,
 )
 from wherewhat.report.report import seen_model
+from wherewhat.report.views import Capacity, ReportRun, view_of
 from wherewhat.runs.execution import LastModel
 from wherewhat.runs.layout import collect_versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
@@ -226,7 +227,7 @@ def _schedule(
     scheduled = []
     for name, made in wanted.items():
         measurement = find_measurement(made.measurement)
-        run = made.run or measurement.report_run(capacity, tokens=tokens)
+        run = made.run or view_of(measurement).report_run(capacity, tokens=tokens)
         if made.rotary and not capacity.rotates:
             run = "no layer of this model rotates its queries and keys"
         if not isinstance(run, ReportRun):
