@@ -269,7 +269,8 @@ class TrainingRecorder:
         for measurement, documents in found.items():
             made, config = self._chosen[measurement]
             documents = [one.checked(made.declared(config), of=measurement) for one in documents]
-            categories = made.categories
+            declared = {name: metric for one in documents for name, metric in one.metrics.items()}
+            categories = {name: metric.categories for name, metric in declared.items() if metric.categories}
             for name, values in _means(documents, self._heads, categories).items():
                 scores[f"{measurement}.{name}"] = values.float()
                 self._axes[f"{measurement}.{name}"] = ("head",) * values.ndim
