@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import json
@@ -731,6 +732,26 @@ def _sdpa(asked):
     )
 
 
+def _norm(asked):
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    own = LlamaRMSNorm.forward
+    asked.patch.setattr(LlamaRMSNorm, "forward", functools.wraps(own)(lambda self, x: own(self, x) * 1.5))
+
+
+def _rotation(asked):
+    from transformers.models.llama import modeling_llama
+
+    own = modeling_llama.apply_rotary_pos_emb
+    asked.patch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda *given, **options: own(*given, **options))
+
+
+def _frequencies(asked):
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    asked.patch.setitem(ROPE_INIT_FUNCTIONS, "linear", lambda *given, **options: None)
+
+
 REQUEST_CHANGES = {
     "option": lambda asked: asked.of_request(options={"sink_tokens": 2}),
     "tokens": lambda asked: asked.of_request(tokens=17),
@@ -747,6 +768,9 @@ REQUEST_CHANGES = {
     "attention implementation": lambda asked: asked.of_model(attn_implementation="eager"),
     "default of transformers": _default,
     "replaced attention function": _sdpa,
+    "replaced method of a model": _norm,
+    "replaced function of a model": _rotation,
+    "replaced entry of a table": _frequencies,
     "version of wherewhat": _version("wherewhat"),
     "version of torch": _version("torch"),
     "version of transformers": _version("transformers"),

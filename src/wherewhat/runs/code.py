@@ -88,7 +88,7 @@ def function_identity(function: Any) -> str:
 
 
 def _identity(root: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    own = OwnModules(str(root.__module__))
+    own = OwnModules(code_module(root))
     for _ in range(_WALKS):
         before = len(sys.modules)
         loaded = _LoadedCode(own)
@@ -99,6 +99,12 @@ def _identity(root: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     packages |= loaded.packages
     versions = {name: package_version(name) for name in sorted(map(distribution, packages))}
     return {"sources": sources, "loaded": digest, "packages": {n: v for n, v in versions.items() if v is not None}}
+
+
+def code_module(value: Any) -> str:
+    """Return the name of the module with the code of a function or class; ``__module__`` of a wrapper is another's."""
+    space = getattr(value, "__globals__", {})
+    return str(space.get("__name__", getattr(value, "__module__", None)))
 
 
 def _lasting(kind: type, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,8 +247,8 @@ class _LoadedCode:
 
     def _named(self, value: Any) -> bool:
         """Return whether a value that is not the user's code can be found by its name."""
-        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if not isinstance(module, str) or not isinstance(name, str) or module in self._own:
+        module, name = code_module(value), getattr(value, "__qualname__", None)
+        if not isinstance(name, str) or module in self._own:
             return False
         found: Any = sys.modules.get(module)
         for part in name.split("."):
