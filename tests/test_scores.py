@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,6 +57,19 @@ def test_checked_scores_are_the_same_numbers_on_the_cpu_in_float64():
         (layer(label=[0.5]), "m returned label = 0.5 for layer 3: it is 0 to 1"),
         (layer(r=[0.5, 0.5], c=[0.5]), r"values per head of different shapes in layer 3: .*'r': \(2,\), 'c': \(1,\)"),
         (layer(r=[[0.5, 0.5]]), r"values per head of different shapes in layer 3"),
+        (layer(r=[0.5j]), "m returned r as Tensor: return real numbers"),
+        (Scores(layer=0, heads={"c": ["a"]}), "m returned c as list: return real numbers"),
+        (Scores(whole={"c": None}), "m returned c as NoneType: return one real number"),
+        (Scores(whole={"c": torch.zeros(2)}), "m returned c as Tensor: return one real number"),
+        (Scores(whole={3: 1.0}), "m returned '3', which is not one of its metrics"),
+        (Scores(heads={"c": torch.ones(2)}), "m returned values per head for the model as a whole: return Scores"),
+        (
+            Scores(layers=[Scores(heads={"c": torch.ones(2)})]),
+            "m returned scores for layer -1: give each layer its ind",
+        ),
+        (Scores(layers=[layer(c=[0.5]), layer(c=[0.6])]), "m returned scores for layer 3 twice: give each layer its"),
+        (Scores(layers=[Scores(layer=0, layers=[layer(c=[0.5])])]), "m returned layers of a layer"),
+        (Scores(whole={"c": 0.0}, curves={"a": torch.ones(2)}), "m returned the curve 'a' without names of its dimen"),
     ],
 )
 def test_what_is_not_declared_is_refused_in_one_line(scores, words):
@@ -67,3 +81,27 @@ def test_what_is_not_declared_is_refused_in_one_line(scores, words):
 def test_rounding_may_exceed_a_range_and_nothing_else_may():
     assert layer(r=[1 + 1e-5, -1e-5]).checked(DECLARED, of="m").heads["r"].tolist() == pytest.approx([1, 0], abs=1e-4)
     assert layer(r=[math.nan]).checked(DECLARED, of="m").heads["r"].isnan().all()
+
+
+def test_numbers_of_other_types_are_accepted():
+    given = {"c": np.array([1, 0]), "label": [0, -1], "r": torch.ones(2, dtype=torch.float16, requires_grad=True)}
+    whole = {"noise": torch.tensor([0.5], requires_grad=True), "rise_x": np.float32(2), "c": True}
+    found = Scores(layer=np.int64(2), heads=given, whole=whole).checked(DECLARED, of="m")
+    assert {name: values.tolist() for name, values in found.heads.items()} == {
+        "c": [1, 0],
+        "label": [0, -1],
+        "r": [1, 1],
+    }
+    assert found.whole == {"noise": 0.5, "rise_x": 2.0, "c": 1.0}
+    assert {type(value) for value in found.whole.values()} == {float}
+
+
+@pytest.mark.parametrize("name", ["", "layer", "head", "weights"])
+def test_a_metric_has_not_the_name_of_another_column(name):
+    with pytest.raises(MeasureError, match="as another column of tables: choose another name"):
+        stored_metric(name)
+
+
+def test_a_column_is_a_tensor():
+    with pytest.raises(MeasureError, match="a column has values of type list: give a tensor"):
+        Column([1.0], ("distance",))

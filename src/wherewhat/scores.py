@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import MeasureError
 from wherewhat.options import nearest, short_repr
@@ -32,6 +33,9 @@ NON_NEGATIVE = (0.0, math.inf)
 
 MODEL = -1
 """Index in place of a layer's for the scores of a model as a whole."""
+
+_COLUMNS = ("", "layer", "head", "weights")
+"""Names of columns beside those of metrics in tables, and no name."""
 
 _ROUNDING = 1e-4
 """How far rounding may take a value beyond its declared range; whatever is further outside is an error."""
@@ -72,6 +76,11 @@ class Metric:
     range: tuple[float, float] = UNBOUNDED
     counts: tuple[str, str] | None = None
     categories: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that the name can be that of a column."""
+        if self.name in _COLUMNS:
+            raise MeasureError(f"a metric is named {self.name!r}, as another column of tables: choose another name")
 
 
 def stored_metric(
@@ -117,7 +126,9 @@ class Column:
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        """Check that every dimension has a name."""
+        """Check that it is a tensor and that every dimension has a name."""
+        if not hasattr(self.values, "detach"):
+            raise MeasureError(f"a column has values of type {type(self.values).__name__}: give a tensor")
         if self.values.ndim != len(self.axes):
             raise MeasureError(f"the axes {self.axes} do not fit an array of shape {tuple(self.values.shape)}")
 
@@ -162,7 +173,8 @@ class Scores:
         """Return the scores on the CPU and in float64, or raise an error in one line.
 
         Refused are metrics that are not declared, metrics without their declared control, values outside the declared
-        range, infinite ones, codes without a category, and layers whose metrics have different numbers of heads.
+        range, infinite ones, codes without a category, layers whose metrics have different numbers of heads, and two
+        scores of the same layer.
 
         Args:
             declared: Metrics of the measurement.
@@ -170,9 +182,14 @@ class Scores:
             controls: Whether controls belong to these scores; those of all documents together may have them in the
                 scores of each document.
         """
+        self._check_layers(of)
+        metrics = self._declared(declared, of)
+        return replace(self._real(of), layers=[one._real(of) for one in self.layers])._in_range(metrics, of, controls)
+
+    def _in_range(self, metrics: Mapping[str, Metric], of: str, controls: bool) -> Scores:
+        """Return the scores on the CPU and in float64; raise for values that their declaration does not allow."""
         import torch
 
-        metrics = self._declared(declared, of)
         if controls:
             self._check_controls(metrics, of)
         tensors = [x for one in self for x in one._of_heads(of).values()]
@@ -184,6 +201,34 @@ class Scores:
         pieces = iter(torch.split(heads, lengths))
         *layers, model = (replace(one, heads={name: next(pieces) for name in one.heads}) for one in self)
         return replace(model, layers=layers, metrics=metrics)
+
+    def _check_layers(self, of: str) -> None:
+        """Raise where a layer has no index of its own, and for values per head that are not of a layer."""
+        indices: list[Any] = [one.layer for one in self.layers]
+        for index in indices:
+            if not isinstance(index, Integral) or index < 0:
+                raise MeasureError(f"{of} returned scores for layer {index!r}: give each layer its index, from 0")
+            if indices.count(index) > 1:
+                raise MeasureError(f"{of} returned scores for layer {index} twice: give each layer its own index")
+        if any(one.layers for one in self.layers):
+            raise MeasureError(f"{of} returned layers of a layer: give them to the scores of the model")
+        if self.heads and self.layer == MODEL:
+            raise MeasureError(f"{of} returned values per head for the model as a whole: return Scores(layer=…)")
+        wrong = next((name for one in self for name, x in one.curves.items() if not isinstance(x, Column)), None)
+        if wrong is not None:
+            raise MeasureError(f"{of} returned the curve '{wrong}' without names of its dimensions: return a Column")
+
+    def _real(self, of: str) -> Scores:
+        """Return the scores with tensors of heads and floats of layers and the model; raise for other values."""
+        heads = {name: real_tensor(x, f"{of} returned {name}") for name, x in self.heads.items()}
+        whole: dict[str, Any] = {**self.whole}
+        for name, value in whole.items():
+            try:
+                whole[name] = float(value.detach() if hasattr(value, "detach") else value)
+            except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+                kind = type(value).__name__
+                raise MeasureError(f"{of} returned {name} as {kind}: return one real number") from error
+        return replace(self, heads=heads, whole=whole)
 
     def _of_heads(self, of: str) -> Mapping[str, Tensor]:
         """Return the values per head; raise where there is not one per head for each metric."""
@@ -217,15 +262,15 @@ class Scores:
 
     def _declared(self, declared: Iterable[Metric], of: str) -> dict[str, Metric]:
         """Return the declaration of each metric; raise where one is missing."""
-        known = {metric.name: metric for metric in declared}
-        patterns = [metric for name, metric in known.items() if "*" in name]
-        found: dict[str, Metric] = {}
-        for name in self.names:
-            alike = next((metric for metric in patterns if fnmatchcase(name, metric.name)), None)
-            if name not in known and alike is None:
-                raise MeasureError(f"{of} returned '{name}', which is not one of its metrics: {nearest(name, known)}")
-            found[name] = known[name] if alike is None or name in known else replace(alike, name=name)
-        return found
+        known = [*declared]
+        found = {name: declaration(name, known) for name in self.names}
+        for name, metric in found.items():
+            if metric is None:
+                names = [metric.name for metric in known]
+                raise MeasureError(
+                    f"{of} returned '{name}', which is not one of its metrics: {nearest(str(name), names)}"
+                )
+        return {name: metric for name, metric in found.items() if metric is not None}
 
     def _check_controls(self, metrics: Mapping[str, Metric], of: str) -> None:
         """Raise for a metric that is defined somewhere and whose control is missing."""
@@ -235,6 +280,26 @@ class Scores:
             heads = (bool((~one.heads[name].isnan()).any()) for one in self if name in one.heads)
             if any(heads) or any(not math.isnan(one.whole[name]) for one in self if name in one.whole):
                 raise MeasureError(f"{of} returned '{name}' without its control '{metric.control}': return it, or NaN")
+
+
+def declaration(name: str, declared: Sequence[Metric]) -> Metric | None:
+    """Return the metric of that name, or the first whose name with ``*`` stands for it; None if there is none."""
+    same = next((metric for metric in declared if metric.name == name), None)
+    alike = next((metric for metric in declared if "*" in metric.name and fnmatchcase(str(name), metric.name)), None)
+    return same if same is not None or alike is None else replace(alike, name=name)
+
+
+def real_tensor(values: Any, what: str) -> Tensor:
+    """Return a tensor of real numbers; raise an error that begins with ``what`` for other values."""
+    import torch
+
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        tensor = None
+    if tensor is None or tensor.is_complex():
+        raise MeasureError(f"{what} as {type(values).__name__}: return real numbers")
+    return tensor
 
 
 def _limits(metric: Metric) -> tuple[float, float, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import json
@@ -391,6 +392,122 @@ def test_state_of_a_measurement_is_no_code():
     assert in_notebook(STATE.replace("a+", "b+")) != before
 
 
+VALUES = {
+    "conjugate": ("torch.tensor([1 + 2j]).conj()", "torch.tensor([1 + 3j]).conj()"),
+    "one element of a column": ("torch.tensor([[1.0, 2.0]])[:, 0]", "torch.tensor([[3.0, 2.0]])[:, 0]"),
+    "attribute of a tensor": ("scaled(torch.ones(1), 1.0)", "scaled(torch.ones(1), 2.0)"),
+    "keys of a dict": ("{'a': 1}.keys()", "{'b': 1}.keys()"),
+    "class that cannot be copied": ("NoCopy(1.0)", "NoCopy(2.0)"),
+    "argument of a decorator that is a class": ("Decorator(str, 1.0)", "Decorator(str, 2.0)"),
+}
+
+OF_VALUE = """
+import enum
+import functools
+import os
+from os import environ
+
+import torch
+import wherewhat
+
+class NoCopy:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError
+
+    @functools.cached_property
+    def half(self):
+        return self.scale / 2
+
+class Decorator:
+    def __init__(self, function, scale):
+        functools.update_wrapper(self, function)
+        self.scale = scale
+
+    def __call__(self, x):
+        return self.__wrapped__(x) * self.scale
+
+class Kept:
+    @functools.cached_property
+    def half(self):
+        return 0.5
+
+class Side(enum.Enum):
+    LEFT = 1
+    RIGHT = 2
+    UP = 3
+
+def scaled(tensor, scale):
+    tensor.scale = scale
+    return tensor
+
+SIDES, SIDE, KEPT = {Side.LEFT, Side.RIGHT, Side.UP}, Side.LEFT, Kept()
+VALUE = 0
+
+@wherewhat.register
+class Mine(wherewhat.TextMeasurement):
+    'A measurement.'
+
+    name = "mine"
+    metrics = (wherewhat.Metric("value", "value", "A number."),)
+
+    def measure(self, subject, text, config):
+        return {"value": float(len([VALUE, SIDES, SIDE, environ])) + KEPT.half}
+"""
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_values_of_all_kinds_are_known_by_content(kind):
+    first, second = (
+        [in_notebook(OF_VALUE.replace("VALUE = 0", f"VALUE = {value}")) for _ in "12"] for value in VALUES[kind]
+    )
+    assert first[0] == first[1] != second[0] == second[1]
+
+
+def test_what_is_set_by_use_or_by_the_process_is_no_code(monkeypatch):
+    before = in_notebook(OF_VALUE)
+    find_measurement("mine").measure(None, None, None)  # sets a cached property
+    assert code_identity(find_measurement("mine"))["code"] == before
+    monkeypatch.setenv("UNRELATED", "1")
+    assert code_identity(find_measurement("mine"))["code"] == before
+
+
+def test_sets_of_objects_are_the_same_in_every_process(tmp_path):
+    script = tmp_path / "script.py"
+    lines = ["from wherewhat.runs.code import code_identity", "print(code_identity(Mine()))"]
+    script.write_text("\n".join([OF_VALUE.replace("import torch", ""), *lines]))
+    found = set()
+    for seed in "0123":
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        found.add(subprocess.run([sys.executable, script], env=environment, capture_output=True, check=True).stdout)
+    assert len(found) == 1
+
+
+def test_modules_that_import_each_other_are_described_once(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name, modules = f"package_of_user_{next(_numbers)}", [f"m{i}" for i in range(12)]
+    (tmp_path / name).mkdir()
+    lines = [f"from . import {module}" for module in modules]
+    for file in ("__init__", *modules):
+        (tmp_path / name / f"{file}.py").write_text("\n".join([*lines, "X = 1.0", "def f():", "    return X", ""]))
+    module = importlib.import_module(name)
+    exec("def total():\n    return " + " + ".join(f"{one}.f()" for one in modules), vars(module))
+    before = identity.function_identity(module.total)  # took 12! steps
+    for one in modules:
+        with monkeypatch.context() as patch:
+            patch.setattr(getattr(module, one), "X", 2.0)
+            assert identity.function_identity(module.total) != before
+    assert identity.function_identity(module.total) == before
+
+
+def test_a_module_that_ends_the_program_is_not_needed(package):
+    package.edit("lazy.py", "def late", "raise SystemExit(3)\n\ndef late")
+    package.load()
+    assert package.code() == package.code()
+
+
 def test_files_are_read_as_they_are_now(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     path = tmp_path / "own_measurement.py"
@@ -618,6 +735,26 @@ def _sdpa(asked):
     )
 
 
+def _norm(asked):
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    own = LlamaRMSNorm.forward
+    asked.patch.setattr(LlamaRMSNorm, "forward", functools.wraps(own)(lambda self, x: own(self, x) * 1.5))
+
+
+def _rotation(asked):
+    from transformers.models.llama import modeling_llama
+
+    own = modeling_llama.apply_rotary_pos_emb
+    asked.patch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda *given, **options: own(*given, **options))
+
+
+def _frequencies(asked):
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    asked.patch.setitem(ROPE_INIT_FUNCTIONS, "linear", lambda *given, **options: None)
+
+
 REQUEST_CHANGES = {
     "option": lambda asked: asked.of_request(options={"sink_tokens": 2}),
     "tokens": lambda asked: asked.of_request(tokens=17),
@@ -634,6 +771,9 @@ REQUEST_CHANGES = {
     "attention implementation": lambda asked: asked.of_model(attn_implementation="eager"),
     "default of transformers": _default,
     "replaced attention function": _sdpa,
+    "replaced method of a model": _norm,
+    "replaced function of a model": _rotation,
+    "replaced entry of a table": _frequencies,
     "version of wherewhat": _version("wherewhat"),
     "version of torch": _version("torch"),
     "version of transformers": _version("transformers"),

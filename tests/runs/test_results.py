@@ -7,12 +7,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
+import wherewhat
 from helpers.models import llama_config, save_model
 from wherewhat.captures.proof import prove
 from wherewhat.captures.summary import layer_kinds
+from wherewhat.measures import registry
 from wherewhat.report.result import run
-from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.runs.results import StoredRun
+from wherewhat.runs.execution import run as run_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, Request
+from wherewhat.runs.results import StoredRun, curve_table, head_table
+from wherewhat.scores import stored_metric
 
 LOCAL, GLOBAL = "window 8, RoPE base 10,000", "full, RoPE base 1,000,000"
 
@@ -122,3 +126,31 @@ def test_the_report_shows_the_kinds(folder, text, tmp_path):
         for kind in (LOCAL, GLOBAL)
         for control in ("", ", one random control", ", one shuffled control")
     ]
+
+
+def test_categories_of_options_and_of_controls_are_not_averaged(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_known", dict(registry.measurements()))
+    names, codes = ("where", "what"), torch.tensor([0, 1, 1, 1])
+
+    @wherewhat.register
+    class Sides(wherewhat.LayerMeasurement):
+        """Categories whose names depend on options, by pattern, and as a control."""
+
+        name = "sides"
+        metrics = (wherewhat.Metric("side", "side", "A side.", categories=names, control="by_chance"),)
+        stored = (stored_metric("side_*", categories=names),)
+
+        def more_metrics(self, config):
+            return (wherewhat.Metric("other", "other", "Another.", categories=names),)
+
+        def measure(self, layer, config):
+            return dict.fromkeys(("side", "by_chance", "side_3", "other"), codes)
+
+    model = MemoryModel(AutoModelForCausalLM.from_config(llama_config()).eval(), model="tiny")
+    made = StoredRun(run_request(Request("sides", model=model, texts=(list(range(8)), list(range(9)))), out=tmp_path))
+    heads = head_table({"trained": made}, tidy=False).to_pydict()
+    for metric in ("side", "by_chance", "side_3", "other"):
+        assert heads[metric] == [names[code] for code in codes] * 2
+        with pytest.raises(wherewhat.WherewhatError, match="is a category, whose codes have no mean"):
+            made.document_means(metric)
+    assert curve_table({"trained": made}, None).num_rows == 0  # it has no curves

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.options import short_repr
-from wherewhat.scores import Metric, Scores, stored_metric
+from wherewhat.scores import Metric, Scores, real_tensor, stored_metric
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -248,12 +248,13 @@ def all_metrics(measurement: Measurement, config: Any) -> tuple[Metric, ...]:
 def declared_metrics(measurement: Measurement, config: Any) -> list[Metric]:
     """Return everything that a measurement may store under a config: metrics, their controls and errors, and others.
 
-    A control that is not a metric of its own has the unit and the range of its metric.
+    A control that is not a metric of its own has the unit, range and categories of its metric.
     """
     found = {metric.name: metric for metric in (*all_metrics(measurement, config), *measurement.stored)}
     for metric in all_metrics(measurement, config):
         if metric.control is not None:
-            found.setdefault(metric.control, stored_metric(metric.control, unit=metric.unit, range=metric.range))
+            like = stored_metric(metric.control, unit=metric.unit, range=metric.range, categories=metric.categories)
+            found.setdefault(metric.control, like)
         for name in (metric.error, *(metric.bounds or ())):
             if name is not None:
                 found.setdefault(name, stored_metric(name, unit=metric.unit))
@@ -321,14 +322,22 @@ class DocumentsMeasurement(Measurement):
 def measure_text(measurement: Measurement, subject: Subject, text: Text, config: Any) -> Scores:
     """Return the scores of one text, for measurements of layers and of texts."""
     if isinstance(measurement, TextMeasurement):
-        found = measurement.measure(subject, text, config)
-        return found if isinstance(found, Scores) else Scores(whole=found)
+        return as_scores(measurement, measurement.measure(subject, text, config))
     if not isinstance(measurement, LayerMeasurement):
         raise MeasureError(f"{measurement.name} is not measured on a single text")
     layers: list[Scores] = []
     subject.run(text.ids, lambda layer: layers.append(measure_layer(measurement, layer, config)))
     measurement.check(layers)
     return Scores(layers=layers, whole=measurement.pooled(layers))
+
+
+def as_scores(measurement: Measurement, found: Scores | Mapping[str, float]) -> Scores:
+    """Return what a measurement of a model returned as scores."""
+    if not isinstance(found, Scores | Mapping):
+        raise MeasureError(
+            f"{measurement.name} returned {type(found).__name__}: return values of the model by metric, or Scores"
+        )
+    return found if isinstance(found, Scores) else Scores(whole=found)
 
 
 def measure_layer(measurement: LayerMeasurement, layer: LayerAttention, config: Any) -> Scores:
@@ -341,16 +350,9 @@ def measure_layer(measurement: LayerMeasurement, layer: LayerAttention, config: 
             f"{measurement.name} returned {type(found).__name__} for layer {layer.layer}: return values per head by "
             "metric, or Scores"
         )
-    import torch
-
     heads = {}
     for name, given in found.items():
-        try:
-            values = torch.as_tensor(given)
-        except (TypeError, ValueError, RuntimeError):
-            values = torch.zeros(0, dtype=torch.complex64)
-        if values.is_complex():
-            raise MeasureError(f"{measurement.name} returned {name} as {type(given).__name__}: return real numbers")
+        values = real_tensor(given, f"{measurement.name} returned {name}")
         if tuple(values.shape) not in ((layer.heads,), (layer.kv_heads,)):
             raise MeasureError(
                 f"{measurement.name} returned {name} of shape {tuple(values.shape)} for layer {layer.layer}: return "

@@ -10,9 +10,10 @@ import copyreg
 import dis
 import functools
 import hashlib
+import os
 import sys
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, ItemsView, KeysView, Mapping, ValuesView
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import resolve_name
@@ -75,12 +76,8 @@ def code_identity(measurement: Measurement) -> dict[str, JSON]:
         return {"revision": measurement.revision}
     if any("revision" in vars(base) for base in outside):
         return {"revision": measurement.revision, "code": DECLARED}
-    state = {
-        name: value
-        for name, value in vars(measurement).items()
-        # Private attributes and cached properties are set while it measures.
-        if not name.startswith("_") and not isinstance(getattr(kind, name, None), functools.cached_property)
-    }
+    # Private attributes are set while it measures.
+    state = {name: value for name, value in _lasting(kind, vars(measurement)).items() if not name.startswith("_")}
     return {"revision": measurement.revision, "code": _identity(kind, state)}
 
 
@@ -91,7 +88,7 @@ def function_identity(function: Any) -> str:
 
 
 def _identity(root: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    own = OwnModules(str(root.__module__))
+    own = OwnModules(code_module(root))
     for _ in range(_WALKS):
         before = len(sys.modules)
         loaded = _LoadedCode(own)
@@ -102,6 +99,17 @@ def _identity(root: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     packages |= loaded.packages
     versions = {name: package_version(name) for name in sorted(map(distribution, packages))}
     return {"sources": sources, "loaded": digest, "packages": {n: v for n, v in versions.items() if v is not None}}
+
+
+def code_module(value: Any) -> str:
+    """Return the name of the module with the code of a function or class; ``__module__`` of a wrapper is another's."""
+    space = getattr(value, "__globals__", {})
+    return str(space.get("__name__", getattr(value, "__module__", None)))
+
+
+def _lasting(kind: type, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of an object without its cached properties, which are set when they are used."""
+    return {n: v for n, v in state.items() if not isinstance(getattr(kind, n, None), functools.cached_property)}
 
 
 def _digest(*parts: str) -> str:
@@ -134,6 +142,7 @@ class _LoadedCode:
         self._alive: list[Any] = []  # an address is not reused as long as its object lives
         self._left: list[Any] = []
         self._open: set[int] = set()
+        self._seen: set[tuple[str, str, frozenset[str]]] = set()
 
     def hash(self, root: Any, state: Mapping[str, Any]) -> str:
         """Return the hash of a class or function, with values that belong to it."""
@@ -175,7 +184,9 @@ class _LoadedCode:
         if kind in (tuple, list):
             return _digest(kind.__name__, *(self._value(one, names) for one in value))
         if kind in (set, frozenset):
-            return _digest(kind.__name__, *sorted(self._value(one) for one in sorted(value, key=_order)))
+            return _digest(kind.__name__, *sorted(self._value(one) for one in sorted(value, key=self._order)))
+        if isinstance(value, KeysView | ValuesView | ItemsView):
+            return self._parts(kind.__name__, list(value))
         if kind in (dict, types.MappingProxyType):
             items = sorted(value.items(), key=lambda item: _order(item[0]))
             return _digest("dict", *sorted(_digest(self._value(k), self._value(v, names)) for k, v in items))
@@ -191,14 +202,25 @@ class _LoadedCode:
             return self._parts("method", value.__func__, value.__self__)
         if self._named(value):
             return self._name(value)
-        if hasattr(value, "__wrapped__") and callable(value):  # such as lru_cache, without what it has cached
+        if value is os.environ:  # as when it is reached by its module
+            return _digest("name", "os", "environ")
+        if hasattr(value, "__wrapped__") and callable(value) and kind.__module__ not in self._own:
+            # Such as lru_cache, without what it has cached.
             return self._parts(f"{kind.__module__}.{kind.__qualname__}", value.__wrapped__)
         if isinstance(value, types.BuiltinFunctionType):
             return self._parts("builtin", value.__qualname__, value.__self__)
-        array = _array(value)
-        if array is not None:
-            return array
+        if id(value) not in self._numbered and (array := _array(value)) is not None:
+            self._number(value, "array")
+            return _digest(array, self._value(getattr(value, "__dict__", {})))
         return self._object(value)
+
+    def _order(self, value: Any) -> tuple[str, str]:
+        """Return the key by which elements of a set are sorted: by content, never by address or hash."""
+        if type(value) in (*_SCALARS, float):
+            return _order(value), ""
+        alone = _LoadedCode(self._own)
+        alone._open = self._open
+        return _order(value), alone._value(value.__code__ if isinstance(value, types.FunctionType) else value)
 
     def _parts(self, *parts: Any) -> str:
         return _digest(*map(self._value, parts))
@@ -213,17 +235,20 @@ class _LoadedCode:
             reduce = copyreg.dispatch_table.get(kind)
             reduced: Any = value.__reduce_ex__(2) if reduce is None else reduce(value)
         except Exception:  # noqa: BLE001 - a class may refuse in any way
-            return _digest("object", self._value(kind))
+            known = getattr(value, "__dict__", {}) if kind.__module__ in self._own else {}
+            return _digest("object", self._value(kind), self._value(known))
         if isinstance(reduced, str):
             return _digest("object", self._value(kind), reduced)
         make, arguments, *more = reduced
+        if more and isinstance(more[0], dict):
+            more[0] = _lasting(kind, more[0]) or None
         state = [list(one) if index and one is not None else one for index, one in enumerate(more[:3])]
         return _digest("object", self._value(kind), self._parts(make, arguments, *state))
 
     def _named(self, value: Any) -> bool:
         """Return whether a value that is not the user's code can be found by its name."""
-        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if not isinstance(module, str) or not isinstance(name, str) or module in self._own:
+        module, name = code_module(value), getattr(value, "__qualname__", None)
+        if not isinstance(name, str) or module in self._own:
             return False
         found: Any = sys.modules.get(module)
         for part in name.split("."):
@@ -300,11 +325,11 @@ class _LoadedCode:
             if module not in self._own:
                 return [module]
             found = import_module(module)
-        except Exception:  # noqa: BLE001 - the function itself will raise it, or has another way
+        except (Exception, SystemExit):  # noqa: BLE001 - the function itself will raise it, or has another way
             return ["missing"]
         for member in members:
             if member != "*" and not hasattr(found, member):
-                with suppress(Exception):
+                with suppress(Exception, SystemExit):
                     import_module(f"{module}.{member}")
         return [self._value(found, names)]
 
@@ -316,7 +341,11 @@ class _LoadedCode:
                 self.packages.add(top)
             return _digest("module", module.__name__)
         self.modules.add(module.__name__)
-        used = [name for name in sorted(names) if name in vars(module)]
+        # Each once for the same names: modules refer to each other.
+        among = frozenset(names)
+        keys = [(module.__name__, name, among) for name in sorted(names) if name in vars(module)]
+        used = [key[1] for key in keys if key not in self._seen]
+        self._seen.update(keys)
         return _digest("module", module.__name__, *(p for n in used for p in (n, self._value(vars(module)[n], names))))
 
     def _code(self, code: types.CodeType) -> str:
@@ -375,8 +404,9 @@ def _array(value: Any) -> str | None:
     """Return the description of a tensor or array by its bytes; None for other values."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor) and not value.is_meta and value.layout is torch.strided:
-        data = value.detach().cpu().contiguous()
-        raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
+        data = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        # A contiguous tensor of one element may have any stride.
+        raw = data.as_strided((data.numel(),), (1,)).view(torch.uint8).numpy() if data.numel() else b""
         return _digest("tensor", str(data.dtype), str(tuple(data.shape)), hashlib.sha256(raw).hexdigest())
     if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic) and not value.dtype.hasobject:
         content = hashlib.sha256(value.tobytes()).hexdigest()

@@ -23,6 +23,7 @@ from wherewhat.measures.measurement import (
     QuestionMeasurement,
     Subject,
     Text,
+    as_scores,
     declared_metrics,
     defines,
     measure_text,
@@ -196,7 +197,7 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel, again:
         if _TOGETHER in missing and defines(measurement, "combine"):
             save(
                 _TOGETHER,
-                lambda: measurement.combine([directory.part(name) for name in inputs], config),
+                lambda: as_scores(measurement, measurement.combine([directory.part(name) for name in inputs], config)),
             )
         texts = [made.document for made in inputs.values()]
         directory.finish(keys, provenance=_provenance(subject, texts, request.model.revision))
@@ -215,14 +216,14 @@ def _found(
 ) -> Scores:
     """Measure one document, or all of them."""
     if isinstance(measurement, DocumentsMeasurement):
-        return measurement.measure(subject, [made.text for made in inputs.values()], config)
+        return as_scores(measurement, measurement.measure(subject, [made.text for made in inputs.values()], config))
     made = inputs[key]
     if isinstance(measurement, QuestionMeasurement):
         assert made.question is not None
-        return measurement.measure(subject, made.question, config)
+        return as_scores(measurement, measurement.measure(subject, made.question, config))
     if isinstance(measurement, ChoicesMeasurement):
         assert made.choices is not None
-        return measurement.measure(subject, made.choices, config)
+        return as_scores(measurement, measurement.measure(subject, made.choices, config))
     return measure_text(measurement, subject, made.text, config)
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import os
 import sys
+import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,8 +22,9 @@ from wherewhat.imports import package_version
 from wherewhat.measures.measurement import Measurement
 from wherewhat.models.source import DRAW, resolve
 from wherewhat.options import build_config, config_values
-from wherewhat.runs.code import DECLARED, code_identity, function_identity
+from wherewhat.runs.code import DECLARED, code_identity, code_module, function_identity
 from wherewhat.runs.request import ModelRequest
+from wherewhat.runs.sources import OwnModules
 
 if TYPE_CHECKING:
     from wherewhat.models.loaded import LoadedModel
@@ -37,6 +39,9 @@ _TOKENIZERS = ("tokenizers", "sentencepiece", "tiktoken")
 
 _ENVIRONMENT = ("USE_HUB_KERNELS", "DISABLE_KERNEL_MAPPING", "XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 """Environment variables that change which code of transformers runs."""
+
+_PLACES = ("transformers.models.", "transformers.modeling_", "transformers.masking_utils", "torch.nn.functional")
+"""Beginnings of the names of modules whose functions models run."""
 
 CHOICE = "get_correct_attn_implementation"
 """Method of transformers' models that chooses the attention implementation."""
@@ -131,6 +136,7 @@ def loaded_model(loaded: LoadedModel) -> dict[str, JSON]:
         "dtype": loaded.dtype,
         "device": device_type(loaded),
         "attention": _attention(loaded.model),
+        **_replaced(),
         "versions": versions(_packages(loaded)),
     }
 
@@ -172,6 +178,28 @@ def replaced_attention() -> dict[str, JSON]:
     return found
 
 
+def replaced_functions() -> dict[str, JSON]:
+    """Return hashes of the user's functions and classes in place of those that models run, by name.
+
+    Such are functions of modules of transformers that are loaded, methods of their classes, and entries of tables.
+    """
+    found: dict[str, JSON] = {}
+    own = OwnModules("__main__")
+    for place, module in sorted(sys.modules.items()):
+        if not place.startswith(_PLACES):
+            continue
+        for name, value in sorted(vars(module).items()):
+            inside: Mapping[Any, Any] = value if type(value) is dict else {}  # not those that import on access
+            if isinstance(value, type) and value.__module__ == place:
+                inside = vars(value)
+            for member, function in (("", value), *((f".{key}", one) for key, one in inside.items())):
+                if not isinstance(function, types.FunctionType | type):
+                    continue
+                if code_module(function) in own:
+                    found[f"{place}.{name}{member}"] = function_identity(function)
+    return found
+
+
 def model_files(model: ModelRequest) -> dict[str, JSON]:
     """Return what identifies a model before it is loaded: options, and path, size and time of change of its files."""
     source = resolve(
@@ -204,7 +232,13 @@ def attention_settings() -> dict[str, JSON]:
     return {
         "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         "attention": replaced_attention(),
+        **_replaced(),
     }
+
+
+def _replaced() -> dict[str, JSON]:
+    functions = replaced_functions()
+    return {"replaced": functions} if functions else {}
 
 
 def texts_identity(documents: Iterable[Document], ids: Iterable[Any]) -> dict[str, JSON]:

@@ -14,13 +14,13 @@ import numpy as np
 
 from wherewhat.errors import ConfigError
 from wherewhat.imports import require
-from wherewhat.measures.measurement import Measurement, all_metrics, categories_of, defines
+from wherewhat.measures.measurement import Measurement, all_metrics, categories_of, declared_metrics, defines
 from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, in_words, interval, wilson
 from wherewhat.options import build_config, nearest
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.schema import ProfileFile, profile_name, stored_scores
-from wherewhat.scores import MODEL, SHARE, UNBOUNDED, Metric, share_name, without
+from wherewhat.scores import MODEL, SHARE, UNBOUNDED, Metric, declaration, share_name, without
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -260,10 +260,12 @@ class StoredRun:
         found = self.profiles.get(profile_name(None, MODEL, without(metric)))
         return {} if found is None else dict(zip(self.documents, found.tolist(), strict=True))
 
-    @property
+    @cached_property
     def categories(self) -> Mapping[str, tuple[str, ...]]:
         """Names of the codes of each metric that is a category, which is never averaged."""
-        return categories_of(self.measurement)
+        declared = declared_metrics(self.measurement, self.config)
+        found = {name: declaration(name, declared) for name in (*categories_of(self.measurement), *self.numbers)}
+        return {name: metric.categories for name, metric in found.items() if metric is not None and metric.categories}
 
     def document_means(self, metric: str) -> dict[str, float]:
         """Return a metric of each document that has it, averaged over heads and layers."""
@@ -519,7 +521,7 @@ def curve_table(runs: Mapping[str, StoredRun], name: str | None) -> pa.Table:
     tables = []
     for run in runs.values():
         found = [_curve(run, full) for full in run.profiles if name in (None, full.rsplit("/", 1)[1])]
-        tables.append(pa.concat_tables(found, promote_options="default"))
+        tables.append(pa.concat_tables(found, promote_options="default") if found else pa.table({}))
     return _together(runs, tables)
 
 
@@ -563,7 +565,7 @@ def _curve(run: StoredRun, full: str) -> pa.Table:
     document, layer, name = full.rsplit("/", 2)
     values = run.profiles[full].double()
     count = values.numel()
-    indices = torch.cartesian_prod(*map(torch.arange, values.shape)).view(count, -1)
+    indices = torch.ones(values.shape).nonzero()
     columns: dict[str, Any] = {
         "document": pa.array([None if document == "-" else document] * count, pa.string()),
         "layer": pa.array([None if layer == "-" else int(layer)] * count, pa.int32()),

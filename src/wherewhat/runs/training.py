@@ -26,7 +26,6 @@ from wherewhat.measures.measurement import (
     Measurement,
     QuestionMeasurement,
     Text,
-    categories_of,
     declared_metrics,
     measure_layer,
     measure_text,
@@ -277,7 +276,8 @@ class TrainingRecorder:
         for measurement, documents in found.items():
             made, config = self._chosen[measurement]
             documents = [one.checked(declared_metrics(made, config), of=measurement) for one in documents]
-            categories = categories_of(made)
+            declared = {name: metric for one in documents for name, metric in one.metrics.items()}
+            categories = {name: metric.categories for name, metric in declared.items() if metric.categories}
             for name, values in _means(documents, self._heads, categories).items():
                 scores[f"{measurement}.{name}"] = values.float()
                 self._axes[f"{measurement}.{name}"] = ("head",) * values.ndim
