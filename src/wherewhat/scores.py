@@ -192,10 +192,12 @@ class Scores:
 
         if controls:
             self._check_controls(metrics, of)
-        tensors = [x for one in self for x in one._of_heads(of).values()]
+        tensors = [x.detach() for one in self for x in one._of_heads(of).values()]
         lengths = [len(x) for x in tensors]
+        if len({x.device for x in tensors}) > 1 or any(x.is_mps for x in tensors):  # which has no float64
+            tensors = [x.cpu() for x in tensors]
         # One transfer for all layers and metrics.
-        heads = torch.cat([x.detach().double() for x in tensors]).cpu() if tensors else torch.zeros(0)
+        heads = torch.cat([x.double() for x in tensors]).cpu() if tensors else torch.zeros(0)
         whole = torch.tensor([value for one in self for value in one.whole.values()], dtype=torch.float64)
         self._check_values(torch.cat([heads, whole]), torch.tensor([*lengths, *[1] * len(whole)]), metrics, of)
         pieces = iter(torch.split(heads, lengths))
