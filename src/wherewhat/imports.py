@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from wherewhat.errors import LoadError, PluginWarning, WherewhatError, one_line
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, str], *, folders: Collection[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package that imports its names on first use (PEP 562).
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports its names on first use (PEP 562).
+
+    The names and their modules are those of the stub beside the package's ``__init__.py``, which type checkers read, in
+    lines such as ``from package.module import name as name``.
 
     Args:
         package: Name of the package.
-        homes: Module that defines each public name.
-        folders: Public subpackages.
+        file: Its ``__init__.py``.
     """
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def getattribute(name: str) -> Any:
         if name not in homes:
-            if name in folders:
-                return import_module(f"{package}.{name}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if homes[name] == package:  # a public subpackage
+            return import_module(f"{package}.{name}")
         return getattr(import_module(homes[name]), name)
 
-    return getattribute, lambda: sorted({*homes, *folders})
+    return getattribute, lambda: sorted(homes), sorted(homes)
 
 
 def package_version(name: str) -> str | None:

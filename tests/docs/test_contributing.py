@@ -13,6 +13,7 @@ from conformance.variants import VARIANTS
 from helpers.pages import ROOT, run_page
 from helpers.tolerance import rounding
 from wherewhat import lengths
+from wherewhat.lengths import registry as lengths_registry
 from wherewhat.measures import registry
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ def page() -> ModuleType:
     """All examples, run one after the other as one module, with the measurements and variants that they add."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_known", dict(registry.measurements()))
-        patch.setattr(lengths, "_registered", {})
+        patch.setattr(lengths_registry, "_registered", {})
         before = dict(VARIANTS)
         yield run_page(ROOT / "CONTRIBUTING.md")
         VARIANTS.clear()

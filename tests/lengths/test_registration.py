@@ -12,7 +12,7 @@ import wherewhat
 from helpers.capture import tiny, tokens
 from wherewhat import lengths
 from wherewhat.errors import ConfigError, PluginWarning
-from wherewhat.lengths import LengthMethod, SlidingWindow, find_method, length_methods, register_length_method
+from wherewhat.lengths import LengthMethod, SlidingWindow, find_method, length_methods, register_length_method, registry
 from wherewhat.measures.extend import ExtendConfig
 from wherewhat.runs.identity import options_code
 
@@ -21,8 +21,8 @@ SIZES = {"trained": 32, "run": 4, "depths": (0, 50)}
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(lengths, "_registered", {})
-    monkeypatch.setattr(lengths, "_searched", {lengths.GROUP})
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "_searched", {registry.GROUP})
 
 
 def half(keys):
@@ -121,15 +121,15 @@ def test_a_method_without_a_name_is_refused_when_it_is_made():
 
 
 def test_entry_points_are_read_once_and_wrong_ones_left_out(monkeypatch):
-    monkeypatch.setattr(lengths, "_searched", set())
+    monkeypatch.setattr(registry, "_searched", set())
     calls = []
 
     def entry_points(group):
         calls.append(group)
         return {"good": half(2), "bad": Nameless}
 
-    monkeypatch.setattr(lengths, "plugins", entry_points)
+    monkeypatch.setattr(registry, "plugins", entry_points)
     with pytest.warns(PluginWarning, match="the entry point 'bad' in wherewhat.length_methods is left out"):
         assert find_method("half-window").name == "half-window"
     assert find_method("half-window").name == "half-window"
-    assert calls == [lengths.GROUP]
+    assert calls == [registry.GROUP]
