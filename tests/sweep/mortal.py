@@ -32,8 +32,8 @@ def perform(task):
     """As a worker does, but mortal; every part that is computed is written into a common log."""
     save, write = RunDirectory.save, SweepFolder.write
 
-    def logged_save(self, key, result, *, seconds):
-        save(self, key, result, seconds=seconds)
+    def logged_save(self, key, scores, **options):
+        save(self, key, scores, **options)
         with (Path(task.store).parent / "log").open("a") as log:
             log.write(f"{self.path.name} {key!r}\n")
         die_once(task, "part written")
