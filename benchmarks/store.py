@@ -130,6 +130,7 @@ def save(run: Any, measurement: str, tensors: Any, curves: Any) -> None:
         metrics = declared.all_metrics(declared.config())
         run.save("a", execution._part(metrics, source, DocumentScores(layers)), seconds=0.1)
         return
+    from wherewhat.measures.measurement import declared_metrics
     from wherewhat.measures.registry import find_measurement
 
     declared = find_measurement(measurement)
@@ -137,7 +138,7 @@ def save(run: Any, measurement: str, tensors: Any, curves: Any) -> None:
         Scores(layer=i, heads=heads, whole=whole, curves={n: Column(x, curves[n]) for n, x in of_layer.items()})
         for i, (heads, whole, of_layer) in enumerate(tensors)
     ]
-    scores = Scores(layers=layers).checked(declared.declared(declared.config()), of=measurement)
+    scores = Scores(layers=layers).checked(declared_metrics(declared, declared.config()), of=measurement)
     run.save("a", scores, document="a", seconds=0.1)
 
 
