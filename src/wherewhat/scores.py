@@ -190,8 +190,6 @@ class Scores:
         """Return the scores on the CPU and in float64; raise for values that their declaration does not allow."""
         import torch
 
-        if controls:
-            self._check_controls(metrics, of)
         tensors = [x.detach() for one in self for x in one._of_heads(of).values()]
         lengths = [len(x) for x in tensors]
         if len({x.device for x in tensors}) > 1 or any(x.is_mps for x in tensors):  # which has no float64
@@ -202,7 +200,10 @@ class Scores:
         self._check_values(torch.cat([heads, whole]), torch.tensor([*lengths, *[1] * len(whole)]), metrics, of)
         pieces = iter(torch.split(heads, lengths))
         *layers, model = (replace(one, heads={name: next(pieces) for name in one.heads}) for one in self)
-        return replace(model, layers=layers, metrics=metrics)
+        scores = replace(model, layers=layers, metrics=metrics)
+        if controls:
+            scores._check_controls(of)
+        return scores
 
     def _check_layers(self, of: str) -> None:
         """Raise where a layer has no index of its own, and for values per head that are not of a layer."""
@@ -274,10 +275,10 @@ class Scores:
                 )
         return {name: metric for name, metric in found.items() if metric is not None}
 
-    def _check_controls(self, metrics: Mapping[str, Metric], of: str) -> None:
+    def _check_controls(self, of: str) -> None:
         """Raise for a metric that is defined somewhere and whose control is missing."""
-        for name, metric in metrics.items():
-            if metric.control is None or metric.control in metrics:
+        for name, metric in self.metrics.items():
+            if metric.control is None or metric.control in self.metrics:
                 continue
             heads = (bool((~one.heads[name].isnan()).any()) for one in self if name in one.heads)
             if any(heads) or any(not math.isnan(one.whole[name]) for one in self if name in one.whole):

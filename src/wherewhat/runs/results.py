@@ -19,7 +19,7 @@ from wherewhat.measures.registry import find_measurement
 from wherewhat.measures.statistics import Interval, around, in_words, interval, wilson
 from wherewhat.options import build_config, nearest
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.schema import ProfileFile, profile_name, stored_scores
+from wherewhat.runs.schema import ProfileFile, profile_name, stored_scores, table_arrays
 from wherewhat.scores import MODEL, SHARE, UNBOUNDED, Metric, declaration, share_name, without
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ class Numbers:
     @property
     def of_documents(self) -> Numbers:
         """The values of single documents."""
-        single = [index for index, name in enumerate(self.documents) if name is not None]
-        return self.where(np.isin(self.document, single))
+        return self.where(self.document != len(self.documents) - 1)
 
     @property
     def of_heads(self) -> Numbers:
@@ -93,19 +92,11 @@ class Numbers:
 
 def read_numbers(table: pa.Table) -> dict[str, Numbers]:
     """Return the values of a sorted score table by metric."""
-    import pyarrow.compute as pc
-
-    table = table.unify_dictionaries()
-    metrics, titles = (table[name].combine_chunks() for name in ("metric", "document"))
-    documents = [*titles.dictionary.to_pylist(), None]
-    document = pc.fill_null(titles.indices, len(documents) - 1).to_numpy()
-    layer, head = (pc.fill_null(table[name], MODEL).to_numpy() for name in ("layer", "head"))
-    value = pc.fill_null(table["value"], math.nan).to_numpy()
-    codes = metrics.indices.to_numpy()
+    documents, metrics, document, layer, head, codes, value = table_arrays(table)
     order = np.argsort(codes, kind="stable")
-    ends = np.searchsorted(codes[order], np.arange(len(metrics.dictionary) + 1))
+    ends = np.searchsorted(codes[order], np.arange(len(metrics) + 1))
     rows = [order[start:end] for start, end in pairwise(ends)]
-    named = zip(metrics.dictionary.to_pylist(), rows, strict=True)
+    named = zip(metrics, rows, strict=True)
     return {name: Numbers(documents, document[at], layer[at], head[at], value[at]) for name, at in named}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wherewhat.errors import StoreError
 from wherewhat.files import explain, open_regular, write_file
@@ -210,19 +210,49 @@ def stored_scores(table: pa.Table | None, profiles: ProfileFile | None = None) -
     }
 
 
+class TableArrays(NamedTuple):
+    """A score table as NumPy arrays.
+
+    Attributes:
+        documents: Names of documents; None, for all documents together, is the last.
+        metrics: Names of metrics.
+        document: Index of the document of each row.
+        layer: Its layer; :data:`~wherewhat.scores.MODEL` for the model as a whole.
+        head: Its head; :data:`~wherewhat.scores.MODEL` for the layer as a whole.
+        metric: Index of its metric.
+        value: Its value; NaN where it is undefined.
+    """
+
+    documents: list[str | None]
+    metrics: list[str]
+    document: Any
+    layer: Any
+    head: Any
+    metric: Any
+    value: Any
+
+
+def table_arrays(table: pa.Table) -> TableArrays:
+    """Return the rows of a score table as arrays."""
+    import pyarrow.compute as pc
+
+    table = table.unify_dictionaries()
+    metrics, titles = (table[name].combine_chunks() for name in ("metric", "document"))
+    documents = [*titles.dictionary.to_pylist(), None]
+    document = pc.fill_null(titles.indices, len(documents) - 1).to_numpy()
+    layer, head = (pc.fill_null(table[name], MODEL).to_numpy() for name in ("layer", "head"))
+    value = pc.fill_null(table["value"], float("nan")).to_numpy()
+    return TableArrays(
+        documents, metrics.dictionary.to_pylist(), document, layer, head, metrics.indices.to_numpy(), value
+    )
+
+
 def _stored_numbers(table: pa.Table) -> dict[str | None, dict[int, Scores]]:
     """Return the scores of a sorted table by document and layer."""
     import numpy as np
-    import pyarrow.compute as pc
     import torch
 
-    table = table.unify_dictionaries()
-    layer, head = (pc.fill_null(table[name], MODEL).to_numpy() for name in ("layer", "head"))
-    value = pc.fill_null(table["value"], float("nan")).to_numpy()
-    metrics, documents = (table[name].combine_chunks() for name in ("metric", "document"))
-    names, metric = metrics.dictionary.to_pylist(), metrics.indices.to_numpy()
-    titles = [*documents.dictionary.to_pylist(), None]
-    document = pc.fill_null(documents.indices, len(titles) - 1).to_numpy()
+    titles, names, document, layer, head, metric, value = table_arrays(table)
     # Rows of one layer of one document, and of its heads or of itself, are neighbours.
     group = np.stack([document, layer, head == MODEL])
     starts = np.flatnonzero((group[:, 1:] != group[:, :-1]).any(0)) + 1
