@@ -14,7 +14,9 @@ from wherewhat import lengths
 from wherewhat.errors import ConfigError, PluginWarning
 from wherewhat.lengths import LengthMethod, SlidingWindow, find_method, length_methods, register_length_method, registry
 from wherewhat.measures.extend import ExtendConfig
-from wherewhat.runs.identity import options_code
+from wherewhat.runs.code import options_code
+from wherewhat.sweep.cells import expand
+from wherewhat.sweep.file import read_sweep_file
 
 SIZES = {"trained": 32, "run": 4, "depths": (0, 50)}
 
@@ -62,6 +64,16 @@ def test_its_code_is_part_of_what_numbers_depend_on():
     half(3)  # registered again after a change
     assert options_code(config) != before
     assert options_code(ExtendConfig(methods=("none", "yarn"))) == {}
+
+
+def test_its_code_is_part_of_the_cells_of_a_sweep(tmp_path):
+    half(2)
+    file = tmp_path / "sweep.toml"
+    file.write_text('[[measurements]]\nmeasurement = "extend"\nset = {methods = ["none", "half-window"]}\n')
+    (before,) = expand(read_sweep_file(file))
+    assert expand(read_sweep_file(file)) == [before]
+    half(3)
+    assert expand(read_sweep_file(file))[0].id != before.id
 
 
 def test_every_method_has_a_public_name():

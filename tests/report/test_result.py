@@ -175,7 +175,7 @@ def test_the_run_of_other_weights_or_other_code_is_another(model, monkeypatch, t
     with torch.no_grad():
         again.model.layers[0].self_attn.q_proj.weight[0, 0] += 1
     assert wherewhat.measure("attention", again, ids, out=tmp_path).path != first.path
-    monkeypatch.setattr("wherewhat.runs.identity.code_identity", lambda _: {"code": "another"})
+    monkeypatch.setattr("wherewhat.runs.identity.code_identity", lambda *_: {"code": "another"})
     assert wherewhat.measure("attention", model, ids, out=tmp_path).path != first.path
 
 

@@ -57,15 +57,14 @@ def _help_text(measurement: Measurement) -> str:
 
 def _execute(measurement: Measurement, given: Given) -> None:
     """Measure the model and its control models, and show their numbers side by side."""
-    from wherewhat.runs.code import DECLARED
-    from wherewhat.runs.identity import reused_line
+    from wherewhat.runs.identity import reused_line, unnoticed
     from wherewhat.runs.known import KnownRuns
     from wherewhat.runs.results import StoredRun
 
     controls = measurement.controls if given.control and given.request.model.weights == "trained" else ()
     made = None if given.again else KnownRuns(given.out).find_all(given.request, controls)
     for directory in made.runs.values() if made is not None else ():
-        if directory.config.get("code") == DECLARED:
+        if unnoticed(directory.config):
             TerminalProgress().say(reused_line(directory.path, directory.config))
     if made is None:
         from wherewhat.runs.execution import run_with_controls  # imports torch, which a finished run does not need

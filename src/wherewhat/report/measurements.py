@@ -19,10 +19,9 @@ from wherewhat.hashes import parse_object
 from wherewhat.measures.registry import measurements
 from wherewhat.progress import Progress, duration
 from wherewhat.report.views import Capacity, ReportRun, view_of
-from wherewhat.runs.code import DECLARED
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, run, run_control
-from wherewhat.runs.identity import reused_line
+from wherewhat.runs.identity import reused_line, unnoticed
 from wherewhat.runs.known import KnownRuns
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import StoredRun
@@ -303,7 +302,7 @@ def measure(
     left = sum(expected.values())
     progress.say(_beginning(len(scheduled), len(scheduled) - len(missing), left))
     for outcome in known.values():
-        if isinstance(outcome, RunDirectory) and outcome.config.get("code") == DECLARED:
+        if isinstance(outcome, RunDirectory) and unnoticed(outcome.config):
             progress.say(reused_line(outcome.path, outcome.config))
     spent = done = 0.0
     for number, item in enumerate(scheduled):

@@ -59,8 +59,8 @@ _HAS_DOCSTRING = 0x4000000
 """Flag of functions with a docstring, from Python 3.13."""
 
 
-def code_identity(measurement: Measurement) -> dict[str, JSON]:
-    """Return what stands for the code of a measurement in the identity of its runs.
+def code_identity(measurement: Measurement, config: Any = None) -> dict[str, JSON]:
+    """Return what stands for the code of a measurement, and of what its options name, in the identity of its runs.
 
     Built-in measurements have their ``revision`` alone. One outside this package that declares it itself has ``code``
     say that changes of its code are not noticed. Any other has hashes of its code there:
@@ -69,6 +69,19 @@ def code_identity(measurement: Measurement) -> dict[str, JSON]:
     * ``loaded``: hash of the functions, classes and constants that it reaches in this process;
     * ``packages``: versions of other packages that these modules import.
     """
+    return {**_measurement_code(measurement), **options_code(config)}
+
+
+def options_code(config: Any) -> dict[str, JSON]:
+    """Return hashes of code outside the package that options name, such as registered length methods; usually none.
+
+    A config names it by its property ``code``, a mapping of classes or functions.
+    """
+    named = getattr(config, "code", None) or {}
+    return {"options_code": {name: function_identity(kind) for name, kind in sorted(named.items())}} if named else {}
+
+
+def _measurement_code(measurement: Measurement) -> dict[str, JSON]:
     kind = type(measurement)
     tops = {base: base.__module__.partition(".")[0] for base in kind.__mro__}
     outside = [base for base, top in tops.items() if top not in ("wherewhat", "builtins", "abc", "typing")]

@@ -22,7 +22,7 @@ from wherewhat.imports import package_version
 from wherewhat.measures.measurement import Measurement
 from wherewhat.models.source import DRAW, resolve
 from wherewhat.options import build_config, config_values
-from wherewhat.runs.code import DECLARED, code_identity, code_module, function_identity
+from wherewhat.runs.code import DECLARED, code_identity, code_module, function_identity, options_code
 from wherewhat.runs.request import ModelRequest
 from wherewhat.runs.sources import OwnModules
 
@@ -63,19 +63,9 @@ def run_identity(
         **{name: value for name, value in inputs.items() if value is not None},
         "measurement": measurement.name,
         "options": config_values(config),
-        **code_identity(measurement),
-        **options_code(config),
+        **code_identity(measurement, config),
         **model,
     }
-
-
-def options_code(config: Any) -> dict[str, JSON]:
-    """Return hashes of code outside the package that options name, such as registered length methods; usually none.
-
-    A config names it by its property ``code``, a mapping of classes or functions.
-    """
-    named = getattr(config, "code", None) or {}
-    return {"options_code": {name: function_identity(kind) for name, kind in sorted(named.items())}} if named else {}
 
 
 def versions(packages: Iterable[str] = ()) -> dict[str, JSON]:
@@ -83,16 +73,29 @@ def versions(packages: Iterable[str] = ()) -> dict[str, JSON]:
     return {name: package_version(name) for name in (*_PACKAGES, *packages)}
 
 
-def is_current(config: Mapping[str, JSON], measurement: Measurement, code: Mapping[str, JSON]) -> bool:
+def installed_versions() -> dict[str, JSON]:
+    """Return the versions of all packages that runs can name."""
+    return versions(("gguf", "peft"))
+
+
+def is_current(
+    config: Mapping[str, JSON],
+    measurement: Measurement,
+    code: Mapping[str, JSON],
+    installed: Mapping[str, JSON] | None = None,
+) -> bool:
     """Return whether a run was made with today's packages and code.
 
     Args:
         config: Configuration of the run.
         measurement: Its measurement.
         code: What :func:`code_identity` returned for the measurement.
+        installed: What :func:`installed_versions` returned, for many runs; by default it is called.
     """
-    stored = config.get("versions")
-    if not isinstance(stored, Mapping) or stored != versions(name for name in ("gguf", "peft") if name in stored):
+    stored, installed = config.get("versions"), installed or installed_versions()
+    if not isinstance(stored, Mapping) or not {*_PACKAGES} <= {*stored} <= {*installed}:
+        return False
+    if any(installed[name] != version for name, version in stored.items()):
         return False
     if {name: config[name] for name in ("revision", "code") if name in config} != code:
         return False
@@ -117,10 +120,14 @@ def software(config: Mapping[str, JSON]) -> str | None:
 
 def reused_line(path: Path, config: Mapping[str, JSON]) -> str:
     """Return the line that says that a finished run is reused, and what is not noticed."""
-    line = f"already measured: {path}"
-    if config.get("code") == DECLARED:
-        line += f" (revision {config.get('revision')} declared by its author; changes of its code are not noticed)"
-    return line
+    return f"already measured: {path}{unnoticed(config)}"
+
+
+def unnoticed(config: Mapping[str, JSON]) -> str:
+    """Return in brackets that changes of a run's code are not noticed; empty if they are."""
+    if config.get("code") != DECLARED:
+        return ""
+    return f" (revision {config.get('revision')} declared by its author; changes of its code are not noticed)"
 
 
 def loaded_model(loaded: LoadedModel) -> dict[str, JSON]:

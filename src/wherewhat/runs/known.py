@@ -19,7 +19,14 @@ from wherewhat.models.source import Weights
 from wherewhat.options import build_config
 from wherewhat.runs.code import code_identity
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.identity import CHOICE, is_current, model_files, replaced_attention, run_identity
+from wherewhat.runs.identity import (
+    CHOICE,
+    installed_versions,
+    is_current,
+    model_files,
+    replaced_attention,
+    run_identity,
+)
 from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.text.documents import text_hash
@@ -118,6 +125,7 @@ class KnownRuns:
         all numbers depend on, are left out.
         """
         known, codes, found = measurements(), dict[str, dict[str, JSON]](), []
+        installed = installed_versions()
         for path in sorted(self.out.iterdir()) if self.out.is_dir() else []:
             config = read_object(path / CONFIG) if (path / COMPLETE).is_file() else None
             made = known.get(str(config.get("measurement"))) if config is not None else None
@@ -125,7 +133,7 @@ class KnownRuns:
                 continue
             if made.name not in codes:
                 codes[made.name] = code_identity(made)
-            if is_current(config, made, codes[made.name]):
+            if is_current(config, made, codes[made.name], installed):
                 ended = (read_object(path / PROVENANCE) or {}).get("finished")
                 found.append((str(ended), path, config))
         return [(path, config) for _, path, config in sorted(found, key=lambda one: one[0], reverse=True)]

@@ -324,7 +324,7 @@ class TrainingRecorder:
             name=name,
             model=type(self._loaded.model).__name__,
             measurements={
-                measurement.name: {"options": config_values(config), **code_identity(measurement)}
+                measurement.name: {"options": config_values(config), **code_identity(measurement, config)}
                 for measurement, config in self._chosen.values()
             },
             tokens=self._texts[0].ids.shape[1],

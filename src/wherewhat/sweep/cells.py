@@ -18,6 +18,7 @@ from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, Ques
 from wherewhat.models.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_base, is_adapter, weight_files
 from wherewhat.models.loaded import check_device_map, resolve_dtype
 from wherewhat.models.source import EMBEDDED, HUB_ID, resolve
+from wherewhat.options import build_config
 from wherewhat.runs.code import code_identity
 from wherewhat.runs.identity import attention_settings, versions
 from wherewhat.runs.inputs import read_texts
@@ -261,11 +262,11 @@ def expand(file: SweepFile) -> list[Cell]:
     texts = text_entries(values.get("texts", [EMBEDDED_TEXT]), f"{where}: texts")
     measurements = measurement_entries(values["measurements"], f"{where}: measurements")
     on_models, on_texts = typed(ON_MODELS, values, where), typed(ON_TEXTS, values, where)
-    identify = _Texts()
+    identify, software = _Texts(), _software(measurements)
     cells: dict[str, Cell] = {}
     for number, model in enumerate(models):
         for variant in variants(model, on_models, f"{where}: models[{number}]"):
-            for cell in _cells(variant, texts, measurements, on_texts, identify):
+            for cell in _cells(variant, texts, software, on_texts, identify):
                 if cell.id in cells:
                     raise ConfigError(f"{where}: two cells are the same: {cell.described}; remove what is repeated")
                 cells[cell.id] = cell
@@ -274,15 +275,23 @@ def expand(file: SweepFile) -> list[Cell]:
     return list(cells.values())
 
 
+def _software(measurements: Sequence[MeasurementEntry]) -> list[tuple[MeasurementEntry, dict[str, JSON]]]:
+    """Return each measurement with what its cells depend on beside model and text: code, settings and versions."""
+    shared = {**attention_settings(), "versions": versions()}
+    configs = [build_config(entry.measurement.config, entry.options) for entry in measurements]
+    codes = [code_identity(entry.measurement, one) for entry, one in zip(measurements, configs, strict=True)]
+    return [(entry, {**code, **shared}) for entry, code in zip(measurements, codes, strict=True)]
+
+
 def _cells(
     variant: Variant,
     texts: list[TextEntry],
-    measurements: list[MeasurementEntry],
+    measurements: Sequence[tuple[MeasurementEntry, dict[str, JSON]]],
     on_texts: dict[str, Any],
     identify: _Texts,
 ) -> Iterator[Cell]:
     """Yield the cells of one variant of a model."""
-    for entry in measurements:
+    for entry, software in measurements:
         measurement = entry.measurement
         for text in _on(measurement, texts):
             makes_own = isinstance(measurement, QuestionMeasurement)
@@ -300,9 +309,7 @@ def _cells(
             inputs: dict[str, JSON] = {
                 "texts": identify(request, measurement),
                 "model": variant.files,
-                **code_identity(measurement),
-                **attention_settings(),
-                "versions": versions(),
+                **software,
             }
             yield Cell(request=request, text=text.name if text else None, checkpoint=variant.checkpoint, inputs=inputs)
 
