@@ -15,6 +15,7 @@ import yaml
 from helpers.pages import PAGES, ROOT, blocks
 from test_architecture import LAYERS, edges
 from wherewhat.lengths import METHODS, find_method
+from wherewhat.measures.measurement import all_metrics
 from wherewhat.measures.registry import measurements
 from wherewhat.report.figures import FIGURES
 from wherewhat.report.views import view_of
@@ -137,3 +138,20 @@ def test_citation_names_the_version_and_the_licence():
     assert citation["cff-version"] == "1.2.0"
     assert citation["license"] == tomllib.loads(read("pyproject.toml"))["project"]["license"]
     assert f"[{citation['version']}]" in read("CHANGELOG.md")
+
+
+ONE_OF_EACH: dict[str, dict[str, Any]] = {
+    "extend": {"methods": ("yarn",), "depths": (50,), "retrieval": True},
+    "perturb": {"kinds": ("words",), "rates": (0.05,)},
+    "choices": {"kinds": ("words",), "rates": (0.05,)},
+    "prompts": {"kinds": ("binding",), "sizes": (16,)},
+    "frequencies": {"bands": 1, "massive": True, "unrotate": True},
+}
+"""Options with which each metric that depends on them exists once, as the pages name it."""
+
+
+def test_every_metric_is_documented():
+    for measurement in measurements().values():
+        named = set(re.findall("`([^`\n]+)`", page_of(measurement).read_text("utf-8").replace("band_i", "band_1")))
+        config = measurement.config(**ONE_OF_EACH.get(measurement.name, {}))
+        assert [metric.name for metric in all_metrics(measurement, config) if metric.name not in named] == []
