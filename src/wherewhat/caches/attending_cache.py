@@ -193,10 +193,10 @@ def attending_cache(
 
     def place(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         running.start()
-        given = dict(zip(watch.structure.parameters, args, strict=False)) | kwargs
+        arguments = dict(zip(watch.structure.parameters, args, strict=False)) | kwargs
         accepted = "past_key_values" in watch.structure.parameters
-        new = _with_cache(model, given, cached, make, running, accepted=accepted) if cached else {}
-        _check_positions(given | new)
+        new = _with_cache(model, arguments, cached, make, running, accepted=accepted) if cached else {}
+        _check_positions(arguments | new)
         return args, kwargs | new
 
     watch = ModelWatch(model)
@@ -211,7 +211,7 @@ def attending_cache(
 
 def _with_cache(
     model: Any,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     rules: Mapping[int, Any],
     make: Callable[[Any, RunningPass], AttendingLayer],
     running: RunningPass,
@@ -219,7 +219,7 @@ def _with_cache(
     accepted: bool,
 ) -> dict[str, Any]:
     """Replace the layers of a pass's cache; return the argument with a new one if it has none and uses one."""
-    cache, wanted = given.get("past_key_values"), given.get("use_cache")
+    cache, wanted = arguments.get("past_key_values"), arguments.get("use_cache")
     new: dict[str, Any] = {}
     if cache is None:
         wanted = getattr(model.config.get_text_config(), "use_cache", False) if wanted is None else wanted
@@ -240,19 +240,19 @@ def _with_cache(
             f"a new DynamicCache on the model's device is needed here, not a {filled}: leave past_key_values out, or "
             "use use_cache=False"
         )
-    made = DynamicCache(config=model.config).layers
+    layers = DynamicCache(config=model.config).layers
     cache.layers = [
         make(rules[index], running) if index in rules and type(layer) is DynamicLayer else layer
-        for index, layer in enumerate(made)
+        for index, layer in enumerate(layers)
     ]
     cache.layer_class_to_replicate = None
     return new
 
 
-def _check_positions(given: Mapping[str, Any]) -> None:
+def _check_positions(arguments: Mapping[str, Any]) -> None:
     """Refuse positions that do not continue those of the cached tokens one by one."""
-    positions = given.get("position_ids")
-    layers = getattr(given.get("past_key_values"), "layers", None) or ()
+    positions = arguments.get("position_ids")
+    layers = getattr(arguments.get("past_key_values"), "layers", None) or ()
     layer = next((x for x in layers if isinstance(x, AttendingLayer)), None)
     if layer is None:
         if positions is not None and bool((positions.diff(dim=-1) != 1).any()):
@@ -278,18 +278,18 @@ def compare_cache(model: Any, context: AbstractContextManager[None], *, otherwis
     pieces = [(0, start), *((i, i + 1) for i in range(start, start + 3)), (start + 3, ids.shape[1])]
     with unobserved(), torch.no_grad(), context:
         expected = model(input_ids=ids, use_cache=False).logits
-        cache, found = None, []
+        cache, logits = None, []
         try:
             for first, last in pieces:
-                given: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
-                output = model(input_ids=ids[:, first:last], use_cache=True, **given)
+                cached: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
+                output = model(input_ids=ids[:, first:last], use_cache=True, **cached)
                 cache = output.past_key_values
-                found.append(output.logits)
+                logits.append(output.logits)
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
             raise CaptureError(
                 f"{type(model).__name__} cannot use this cache ({one_line(error)}): {otherwise}"
             ) from error
-    difference = float((torch.cat(found, 1) - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+    difference = float((torch.cat(logits, 1) - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
     allowed = CHUNK_TOLERANCE.get(expected.dtype, 1e-1)
     if not difference <= allowed:
         raise CaptureError(

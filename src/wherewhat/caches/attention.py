@@ -79,7 +79,7 @@ def attend_sets(
 
     The layer's mask, bias, soft-cap and sink column are applied. A pair must be allowed in at most one set.
     """
-    parts = [set_scores(attention, rows, some) for some in sets]
+    parts = [set_scores(attention, rows, key_set) for key_set in sets]
     columns = sum(part.shape[-1] for part in parts)
     if chosen is not None:
         parts.append(chosen.scores)
@@ -88,7 +88,7 @@ def attend_sets(
         parts.append(sink.expand(*parts[0].shape[:3], 1))
     # Rows that see nothing give 0/0; models leave such rows at zero.
     weights = torch.softmax(torch.cat(parts, -1), -1).nan_to_num(0.0)
-    value = torch.cat([attention.value[:, :, some.keys] for some in sets], 2).to(weights.dtype)
+    value = torch.cat([attention.value[:, :, key_set.keys] for key_set in sets], 2).to(weights.dtype)
     output = shared_product(weights[..., :columns], value)
     if chosen is not None:
         own = weights[..., columns : columns + chosen.keys.shape[-1], None]
@@ -104,18 +104,18 @@ def gathered(x: Tensor, index: Tensor) -> Tensor:
     return x.reshape(-1, d).index_select(0, flat.flatten()).view(*index.shape, d)
 
 
-def set_scores(attention: LayerAttention, rows: slice, some: KeySet) -> Tensor:
+def set_scores(attention: LayerAttention, rows: slice, key_set: KeySet) -> Tensor:
     """Return the logits ``(batch, heads, rows, c)`` of a set of keys, -inf where a key is not visible."""
     dtype = score_dtype(attention)
-    q = some.q.to(dtype)
+    q = key_set.q.to(dtype)
     count = q.shape[2]
-    scores = shared_product(q, some.k.to(dtype).mT) * attention.scale
+    scores = shared_product(q, key_set.k.to(dtype).mT) * attention.scale
     if attention.softcap is not None:
         scores = attention.softcap * torch.tanh(scores / attention.softcap)
-    mask, columns = _mask_terms(attention, rows, some.keys), scores.shape[-1]
+    mask, columns = _mask_terms(attention, rows, key_set.keys), scores.shape[-1]
     i = torch.arange(rows.start, rows.stop, device=q.device)[:, None] + (attention.m - attention.n)
-    j = torch.arange(attention.m, device=q.device)[some.keys]
-    visible = mask.visible(slice(None), count, columns) & some.allowed & (j <= i)
+    j = torch.arange(attention.m, device=q.device)[key_set.keys]
+    visible = mask.visible(slice(None), count, columns) & key_set.allowed & (j <= i)
     if attention.mask.window is not None:
         visible = visible & (i - j < attention.mask.window)
     bias = mask.bias(slice(None), count, columns)

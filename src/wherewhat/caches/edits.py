@@ -162,15 +162,15 @@ class SharedPrefix:
 
 def _blocks(model: nn.Module, proof: Proof) -> tuple[list[nn.Module], dict[int, int]]:
     """Return all blocks of the model in order, and the index among them of each layer's."""
-    found = {plan.layer: re.match(r"(.*)\.(\d+)\.", plan.name) for plan in proof.layout.layers}
-    lists = {None if match is None else match[1] for match in found.values()}
+    matches = {plan.layer: re.match(r"(.*)\.(\d+)\.", plan.name) for plan in proof.layout.layers}
+    lists = {None if match is None else match[1] for match in matches.values()}
     names = [plan.name for plan in proof.layout.layers]
     path = lists.pop()
     if path is None or lists or len(set(names)) < len(names):
         raise CaptureError(f"{names[0]} is not in its own block of one list: layers cannot be changed separately")
     children = dict(model.get_submodule(path).named_children())
     order = list(children)
-    return list(children.values()), {layer: order.index(match[2]) for layer, match in found.items() if match}
+    return list(children.values()), {layer: order.index(match[2]) for layer, match in matches.items() if match}
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

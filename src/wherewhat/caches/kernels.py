@@ -59,10 +59,10 @@ def band_attention(
     return output, lse
 
 
-def merge_attention(one: Tensor, one_lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+def merge_attention(first: Tensor, first_lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
     """Merge attention to other keys into that to some keys: outputs ``(..., d)`` and log-sum-exps ``(...)``."""
-    share = torch.sigmoid(other_lse - one_lse).to(one.dtype)[..., None]
-    one[...], one_lse[...] = torch.lerp(one, other.to(one.dtype), share), torch.logaddexp(one_lse, other_lse)
+    share = torch.sigmoid(other_lse - first_lse).to(first.dtype)[..., None]
+    first[...], first_lse[...] = torch.lerp(first, other.to(first.dtype), share), torch.logaddexp(first_lse, other_lse)
 
 
 Half = tuple[Tensor, Tensor]

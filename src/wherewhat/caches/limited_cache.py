@@ -49,12 +49,12 @@ def planned(
         ...     model.generate(input_ids, max_new_tokens=100)
     """
     with opened(model) as inner:
-        found = current_proof(inner, proof)
-        plan.check(inner, found, other_weights=other_weights)
-        small = small_cache and found.layout.route == "interface"
+        proved = current_proof(inner, proof)
+        plan.check(inner, proved, other_weights=other_weights)
+        small = small_cache and proved.layout.route == "interface"
         if small:
-            _prove_cache(inner, found)
-        with _limited(inner, found, plan, small_cache=small):
+            _prove_cache(inner, proved)
+        with _limited(inner, proved, plan, small_cache=small):
             yield
 
 
@@ -215,9 +215,9 @@ class LimitedLayer(AttendingLayer):
                 return self._attend_grouped(call, *new)
             self._store(new)
             return self._attend_one(call)
-        found = [self._attend_part(layer, call, part, new) for part in limits.parts]
+        outputs = [self._attend_part(layer, call, part, new) for part in limits.parts]
         self._store(new)
-        return self._joined(found, 2)
+        return self._joined(outputs, 2)
 
     def _can_decode(self, q: Tensor) -> bool:
         """Return whether the kernel for single tokens can be used in this pass; it has no gradient."""
@@ -248,15 +248,15 @@ class LimitedLayer(AttendingLayer):
 
     def _attend_one(self, call: AttentionCall) -> Tensor:
         """Return the output of one query per text, which sees all keys of its part."""
-        found = []
+        outputs = []
         for part in self._limits.parts:
             k, v = self._seen(part)
             q = part.heads.of_queries(call.query)
             batch, heads, _, d = q.shape
             # Heads that share keys are rows of one head: without a mask this is the same, and keys are read once.
             rows = q.view(batch, k.shape[1], heads // k.shape[1], d)
-            found.append(scaled_dot_product_attention(rows, k, v, scale=call.scale).reshape(batch, heads, 1, -1))
-        return self._joined(found, 1).transpose(1, 2)
+            outputs.append(scaled_dot_product_attention(rows, k, v, scale=call.scale).reshape(batch, heads, 1, -1))
+        return self._joined(outputs, 1).transpose(1, 2)
 
     def _attend_grouped(self, call: AttentionCall, k: Tensor, v: Tensor) -> Tensor:
         """Store the keys of one token per text and return the output of its query, with as few kernels as possible.
@@ -272,7 +272,7 @@ class LimitedLayer(AttendingLayer):
             k, v = k.index_select(1, groups), v.index_select(1, groups)
             q = q.index_select(1, index_tensor(limits.order, q.device))
         q = q.view(batch, heads // size, size, d)
-        found, first = [], 0
+        outputs, first = [], 0
         for buffer, chosen in ((self._all, limits.stored), (self._ring, limits.ring)):
             if not chosen:
                 continue
@@ -286,9 +286,9 @@ class LimitedLayer(AttendingLayer):
                 x.narrow(2, slot, 1).copy_(fresh.narrow(1, first, len(chosen)) if mixed else fresh)
             keys, values = (x.narrow(2, 0, count) for x in buffer.tensors)
             rows = q.narrow(1, first, len(chosen)) if mixed else q
-            found.append(scaled_dot_product_attention(rows, keys, values, scale=call.scale))
+            outputs.append(scaled_dot_product_attention(rows, keys, values, scale=call.scale))
             first += len(chosen)
-        output = (torch.cat(found, 1) if mixed else found[0]).reshape(batch, 1, heads, -1)
+        output = (torch.cat(outputs, 1) if mixed else outputs[0]).reshape(batch, 1, heads, -1)
         return output.index_select(2, index_tensor(limits.inverse, output.device)) if mixed else output
 
     def _seen(self, part: _Part) -> tuple[Tensor, Tensor]:
@@ -296,15 +296,15 @@ class LimitedLayer(AttendingLayer):
         limits = self._limits
         buffer = self._all if part.stored else self._ring
         count = self.count if part.stored else min(self.count, limits.window + limits.sinks)
-        groups, found = part.heads.groups, []
+        groups, seen = part.heads.groups, []
         for x in buffer.tensors:
             x = x[:, :, :count]
             if part.stored and part.limited and count > limits.window + limits.sinks:
                 x = torch.cat([x[:, :, : limits.sinks], x[:, :, count - limits.window :]], 2)
             if groups != tuple(range(x.shape[1])):
                 x = x.index_select(1, index_tensor(groups, x.device))
-            found.append(x)
-        return found[0], found[1]
+            seen.append(x)
+        return seen[0], seen[1]
 
     def _attend_part(self, layer: LayerLayout, call: AttentionCall, part: _Part, new: tuple[Tensor, Tensor]) -> Tensor:
         """Return the output of a part's heads over stored and new keys, in the order of the text."""

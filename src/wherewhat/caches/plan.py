@@ -87,7 +87,7 @@ class Plan:
                 )
         for layer, chosen in self.full.items():
             count_here = self._units(layer)
-            if any(not 0 <= one < count_here for one in chosen) or len(set(chosen)) < len(chosen):
+            if any(not 0 <= unit < count_here for unit in chosen) or len(set(chosen)) < len(chosen):
                 raise ConfigError(
                     f"layer {layer} of the plan lists {_shown(chosen)}, but has {count_here} {self.unit}s with full "
                     "attention"
@@ -160,23 +160,25 @@ class Plan:
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a plan from its JSON file."""
-        found: Any = parse_object(read_user_file(path, name="the plan"))
-        if not isinstance(found, dict) or found.get("wherewhat_plan") != _VERSION:
+        content: Any = parse_object(read_user_file(path, name="the plan"))
+        if not isinstance(content, dict) or content.get("wherewhat_plan") != _VERSION:
             raise ConfigError(f"{path} is not a plan: give a file that 'wherewhat plan' wrote")
         try:
-            if not isinstance(found["layers"], dict) or not all(isinstance(x, dict) for x in found["layers"].values()):
-                raise ConfigError(f"layers of the plan is {_shown(found['layers'])}, not an object of objects")
-            layers = {int(layer): values for layer, values in found["layers"].items()}
+            if not isinstance(content["layers"], dict) or not all(
+                isinstance(x, dict) for x in content["layers"].values()
+            ):
+                raise ConfigError(f"layers of the plan is {_shown(content['layers'])}, not an object of objects")
+            layers = {int(layer): values for layer, values in content["layers"].items()}
             return cls(
-                model=found["model"],
-                fingerprint=found["fingerprint"],
-                window=found["window"],
-                sinks=found["sinks"],
+                model=content["model"],
+                fingerprint=content["fingerprint"],
+                window=content["window"],
+                sinks=content["sinks"],
                 layers={layer: LayerHeads(values["heads"], values["groups"]) for layer, values in layers.items()},
                 full={layer: tuple(values["full"]) for layer, values in layers.items()},
-                unit=cast("Unit", found["unit"]),
+                unit=cast("Unit", content["unit"]),
                 scores={layer: tuple(values["scores"]) for layer, values in layers.items()},
-                provenance=found["provenance"],
+                provenance=content["provenance"],
             )
         except ConfigError as error:
             raise ConfigError(f"the plan {path} is damaged: {error}") from error
@@ -239,7 +241,7 @@ class Plan:
                 f"a pattern of DuoAttention lists all layers, and {self.model} has layers with a window or with other "
                 "numbers of key heads"
             )
-        found = [[0.0] * count.groups for _, count in sorted(self.layers.items())]
+        pattern = [[0.0] * count.groups for _, count in sorted(self.layers.items())]
         for full, lowest in ((False, 0.0), (True, 0.6)):
             units = [
                 (self.scores[layer][group] if self.scores.get(layer) else 0.0, layer, group)
@@ -248,8 +250,8 @@ class Plan:
                 if (group in self.full.get(layer, ())) == full
             ]
             for place, (_, layer, group) in enumerate(sorted(units), 1):
-                found[layer][group] = lowest + 0.4 * place / len(units)
-        return found
+                pattern[layer][group] = lowest + 0.4 * place / len(units)
+        return pattern
 
     def check(
         self,
@@ -292,7 +294,7 @@ def _check_types(plan: Plan) -> None:
             (f"heads of layer {layer}", count.heads),
             (f"groups of layer {layer}", count.groups),
         ]
-    whole += [(f"full of layer {layer}", one) for layer, chosen in plan.full.items() for one in chosen]
+    whole += [(f"full of layer {layer}", unit) for layer, chosen in plan.full.items() for unit in chosen]
     for name, number in whole:
         if not isinstance(number, int) or isinstance(number, bool):
             raise ConfigError(f"{name} of the plan is {_shown(number)}, not a whole number")
@@ -330,11 +332,11 @@ def fingerprint(model: nn.Module) -> str:
 
     It includes some entries of each weight in bfloat16, so that it takes milliseconds; models trained further differ.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
-        found.update(f"{name}{tuple(weight.shape)}".encode())
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
         flat = weight.detach().reshape(-1)
-        some = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES]
+        sample = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES]
         # Adding zero makes the sign of zeros equal.
-        found.update(cast("Any", (some.to(torch.bfloat16) + 0).float().cpu().numpy()).tobytes())
-    return found.hexdigest()
+        digest.update(cast("Any", (sample.to(torch.bfloat16) + 0).float().cpu().numpy()).tobytes())
+    return digest.hexdigest()

@@ -68,8 +68,8 @@ class Windowed:
             sets = self.sets(attention, rows, far_keys)
             if far is not None and far.choose is not None and len(sets) > 1:
                 distant = sets[1]
-                some = distant.allowed.flatten(0, 2).any(0).nonzero()[:, 0]
-                sets[1] = KeySet(distant.q, distant.k[:, :, some], some, distant.allowed[..., some])
+                reached = distant.allowed.flatten(0, 2).any(0).nonzero()[:, 0]
+                sets[1] = KeySet(distant.q, distant.k[:, :, reached], reached, distant.allowed[..., reached])
             output[:, rows] = attend_sets(attention, rows, sets)
         return output
 
@@ -78,9 +78,9 @@ class Windowed:
         check_unpadded(attention)
         shape = (*attention.rot_q.shape[:2], rows.stop - rows.start, attention.m)
         out = torch.full(shape, -torch.inf, dtype=score_dtype(attention), device=attention.rot_q.device)
-        for some in self.sets(attention, rows, self.first_keys(attention)):
+        for key_set in self.sets(attention, rows, self.first_keys(attention)):
             # A pair is allowed in one of the sets, and is -inf in the other.
-            out[..., some.keys] = torch.maximum(out[..., some.keys], set_scores(attention, rows, some))
+            out[..., key_set.keys] = torch.maximum(out[..., key_set.keys], set_scores(attention, rows, key_set))
         return out
 
     def first_keys(self, attention: LayerAttention) -> Tensor | None:
@@ -129,20 +129,20 @@ class Rescaled:
     def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
         """See :class:`Visibility`."""
         check_unpadded(attention)
-        found = []
+        scores = []
         for piece, rotation in self.pieces:
-            some = slice(max(rows.start, piece.start), min(rows.stop, piece.stop))
-            if some.start < some.stop:
-                found.append(set_scores(attention, some, _rerotated(attention, some, rotation, attention.m)))
-        return torch.cat(found, 2)
+            common = slice(max(rows.start, piece.start), min(rows.stop, piece.stop))
+            if common.start < common.stop:
+                scores.append(set_scores(attention, common, _rerotated(attention, common, rotation, attention.m)))
+        return torch.cat(scores, 2)
 
     @staticmethod
     def _attend_piece(attention: LayerAttention, rows: slice, rotation: Rotation, *, block_mib: int) -> Tensor:
         """Return the output ``(batch, rows, heads, d_v)`` of some queries under another rotation."""
-        some = _rerotated(attention, rows, rotation, attention.m - attention.n + rows.stop)
-        q, k = some.q, some.k
+        rotated = _rerotated(attention, rows, rotation, attention.m - attention.n + rows.stop)
+        q, k = rotated.q, rotated.k
         if only_causal(attention) and q.shape[2] == k.shape[2]:
-            value = attention.value[:, :, some.keys]
+            value = attention.value[:, :, rotated.keys]
             shared = attention.heads != attention.kv_heads
             q, k = q.to(value.dtype), k.to(value.dtype)
             out = scaled_dot_product_attention(q, k, value, is_causal=True, scale=attention.scale, enable_gqa=shared)
@@ -151,7 +151,7 @@ class Rescaled:
         output = empty_output(piece)
         for block in query_blocks(piece, k.shape[2], block_mib=block_mib):
             own = slice(rows.start + block.start, rows.start + block.stop)
-            output[:, block] = attend_sets(attention, own, [replace(some, q=q[:, :, block])])
+            output[:, block] = attend_sets(attention, own, [replace(rotated, q=q[:, :, block])])
         return output
 
 
@@ -203,12 +203,12 @@ def attend_by_heads(
         heads = [head for head, flag in enumerate(flags) if flag == kind]
         if not heads:
             continue
-        some = HeadSet.of(heads, count=attention.heads, kv_heads=attention.kv_heads)
-        found = attend(with_heads(attention, some), kind)
-        if some.whole:
-            return found
-        output = empty_output(attention).to(found.dtype) if output is None else output
-        output.index_copy_(2, index_tensor(some.heads, output.device), found.to(output.dtype))
+        chosen = HeadSet.of(heads, count=attention.heads, kv_heads=attention.kv_heads)
+        part = attend(with_heads(attention, chosen), kind)
+        if chosen.whole:
+            return part
+        output = empty_output(attention).to(part.dtype) if output is None else output
+        output.index_copy_(2, index_tensor(chosen.heads, output.device), part.to(output.dtype))
     assert output is not None, "a layer has heads"
     return output
 

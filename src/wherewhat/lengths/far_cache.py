@@ -47,17 +47,17 @@ def far_on_cpu(model: Any, method: NearFar, *, proof: Proof | None = None) -> It
     if method.margin is not None:
         raise MeasureError("near-far with a margin needs all keys on one device: use extended(model, method)")
     with opened(model) as inner:
-        found = current_proof(inner, proof)
-        method.check_model(inner, found)
-        if found.layout.route != "interface" or any(layer.window is not None for layer in found.layers):
+        proved = current_proof(inner, proof)
+        method.check_model(inner, proved)
+        if proved.layout.route != "interface" or any(layer.window is not None for layer in proved.layers):
             raise MeasureError(
                 f"{type(inner).__name__} has layers with a window, or its own attention code: far keys cannot be on "
                 "the CPU; use extended(model, method)"
             )
         small = replace(method, window=4, sinks=2, top=2, distance=None, plan=None)
-        compare_cache(inner, _cached(inner, found, small), otherwise="use extended(model, method)")
+        compare_cache(inner, _cached(inner, proved, small), otherwise="use extended(model, method)")
         fitted = method.fitted(trained=trained_length(inner)) if method.is_open else method
-        with _cached(inner, found, fitted):
+        with _cached(inner, proved, fitted):
             yield
 
 
@@ -136,8 +136,8 @@ class FarLayer(AttendingLayer):
             ring.index_copy_(2, last % self._window, x[:, :, -len(last) :])
         sinks = self._method.sinks
         if before < sinks:
-            some = [x[:, :, : sinks - before].float() for x in contents]
-            self._first = [torch.cat(pair, 2) for pair in zip(self._first, some, strict=True)] if before else some
+            first = [x[:, :, : sinks - before].float() for x in contents]
+            self._first = [torch.cat(pair, 2) for pair in zip(self._first, first, strict=True)] if before else first
         if not self._far or self._far[0].shape[2] < stop:
             grown = [
                 x.new_empty(*x.shape[:2], 2 * stop, x.shape[3], dtype=torch.float32, device="cpu") for x in contents

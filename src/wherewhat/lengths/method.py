@@ -150,10 +150,10 @@ def extended(model: Any, method: LengthMethod, *, proof: Proof | None = None) ->
         ...     model(input_ids)
     """
     inner = unwrapped(model)
-    found = current_proof(inner, proof)
-    method.check_model(inner, found)
+    proved = current_proof(inner, proof)
+    method.check_model(inner, proved)
     fitted = method.fitted(trained=trained_length(inner)) if method.is_open else method
-    with _limited_positions(inner), intervene(model, fitted.attend, proof=found, blind=True) as session:
+    with _limited_positions(inner), intervene(model, fitted.attend, proof=proved, blind=True) as session:
         yield session
 
 
@@ -217,16 +217,16 @@ def generate(model: Any, ids: Tensor, method: LengthMethod, steps: int, *, proof
     if steps < 1:
         raise ConfigError(f"steps={steps}: give 1 or more tokens to generate")
     inner = unwrapped(model)
-    found = proof or prove(inner)
+    proved = proof or prove(inner)
     if method.is_open:
         method = method.fitted(trained=trained_length(inner), length=ids.shape[1] + steps)
     # Caches of layers with a window drop keys and no longer count the text's tokens.
     cached = method.cacheable and not _has_window(inner)
-    with torch.no_grad(), extended(model, method, proof=found):
+    with torch.no_grad(), extended(model, method, proof=proved):
         cache, fresh = None, ids
         for _ in range(steps):
-            given: dict[str, Any] = {"past_key_values": cache} if cache is not None else {}
-            out = model(input_ids=fresh, use_cache=cached, **given)
+            cached_keys: dict[str, Any] = {"past_key_values": cache} if cache is not None else {}
+            out = model(input_ids=fresh, use_cache=cached, **cached_keys)
             best = out.logits[:, -1].argmax(-1, keepdim=True)
             ids = torch.cat([ids, best.to(ids.device)], -1)
             cache = getattr(out, "past_key_values", None) if cached else None

@@ -187,13 +187,13 @@ class _NearFar:
         output, lse = merged_attention(attention, window, self.near.far, block_mib=block_mib)
         for block in query_blocks(attention, attention.m, block_mib=block_mib):
             rows = slice(max(block.start, window), block.stop)
-            found = self._chosen(attention, rows, keys, plain=True) if rows.start < rows.stop else None
-            if found is not None:
-                value = gathered(attention.value, found.keys)
+            chosen = self._chosen(attention, rows, keys, plain=True) if rows.start < rows.stop else None
+            if chosen is not None:
+                value = gathered(attention.value, chosen.keys)
                 # The first queries have fewer far keys than they could choose, or none.
-                weights = torch.softmax(found.scores, -1).nan_to_num(0.0).to(value.dtype)
+                weights = torch.softmax(chosen.scores, -1).nan_to_num(0.0).to(value.dtype)
                 beyond = (weights[..., None, :] @ value)[..., 0, :]
-                merge_attention(output[:, :, rows], lse[:, :, rows], beyond, found.scores.logsumexp(-1))
+                merge_attention(output[:, :, rows], lse[:, :, rows], beyond, chosen.scores.logsumexp(-1))
         return output.transpose(1, 2)
 
     def _chosen(
@@ -228,33 +228,33 @@ class _NearFar:
         # The last query of the block sees all of these keys, and each one before it one less.
         part = max(0, stop - far.start - len(i))
         scores[..., part:].masked_fill_(~allowed[:, part:], -torch.inf)
-        found, best = largest(scores, count)
+        logits, best = largest(scores, count)
         if method.seen != method.chosen:
             q, k = queries(method.seen), gathered(keys, best + far.start)
-            found = (k @ q[..., None])[..., 0].masked_fill(found == -torch.inf, -torch.inf)
-        return ChosenKeys(found * attention.scale, best + far.start)
+            logits = (k @ q[..., None])[..., 0].masked_fill(logits == -torch.inf, -torch.inf)
+        return ChosenKeys(logits * attention.scale, best + far.start)
 
     def _within_margin(
         self, attention: LayerAttention, rows: slice, sets: list[KeySet], keys: Tensor
     ) -> ChosenKeys | None:
         """Return the far keys of some queries, without those below the margin; None if there are none."""
-        found = self._chosen(attention, rows, keys)
-        if found is None or self.method.margin is None:
-            return found
-        best = torch.stack([set_scores(attention, rows, some).amax(-1) for some in sets]).amax(0)
-        low = found.scores < best[..., None] - self.method.margin
-        return replace(found, scores=found.scores.masked_fill(low, -torch.inf))
+        chosen = self._chosen(attention, rows, keys)
+        if chosen is None or self.method.margin is None:
+            return chosen
+        best = torch.stack([set_scores(attention, rows, key_set).amax(-1) for key_set in sets]).amax(0)
+        low = chosen.scores < best[..., None] - self.method.margin
+        return replace(chosen, scores=chosen.scores.masked_fill(low, -torch.inf))
 
     def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
         """See :class:`Visibility`."""
         out = self.near.scores(attention, rows)
         sets = self.near.sets(attention, rows, self.near.first_keys(attention))
-        found = self._within_margin(attention, rows, sets, _contents(attention))
-        if found is None:
+        chosen = self._within_margin(attention, rows, sets, _contents(attention))
+        if chosen is None:
             return out
         looking = torch.tensor(self.looking, device=out.device)[:, None, None]
         # A key is chosen once, and is not visible in the window.
-        return torch.where(looking, out.scatter_reduce(-1, found.keys, found.scores, "amax"), out)
+        return torch.where(looking, out.scatter_reduce(-1, chosen.keys, chosen.scores, "amax"), out)
 
 
 def _contents(attention: LayerAttention) -> Tensor:
@@ -290,10 +290,10 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     rest = scores[..., whole * _BLOCK :]
     blocks = torch.unflatten(scores[..., : whole * _BLOCK], -1, (whole, _BLOCK))
     best = blocks.amax(-1).topk(count, dim=-1, sorted=False).indices
-    some = blocks.gather(-2, best[..., None].expand(*best.shape, _BLOCK)).flatten(-2)
+    best_blocks = blocks.gather(-2, best[..., None].expand(*best.shape, _BLOCK)).flatten(-2)
     index = (best[..., None] * _BLOCK + torch.arange(_BLOCK, device=scores.device)).flatten(-2)
     last = torch.arange(whole * _BLOCK, scores.shape[-1], device=scores.device).expand(*index.shape[:-1], -1)
-    values, places = torch.topk(torch.cat([some, rest], -1), count, dim=-1, sorted=False)
+    values, places = torch.topk(torch.cat([best_blocks, rest], -1), count, dim=-1, sorted=False)
     return values, torch.cat([index, last], -1).gather(-1, places)
 
 

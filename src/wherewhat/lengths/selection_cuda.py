@@ -260,13 +260,13 @@ def _attend_best(
         largest = tl.max(u, 0)
         while largest > tl.maximum(bar, floor):
             place = tl.min(tl.where(u == largest, slot, _BLOCK), 0)
-            found = tile * _TILE + block + _BLOCK * place
-            k = tl.load(exact_keys + found * d + dim, mask=real_dim, other=0.0).to(tl.float32)
+            candidate = tile * _TILE + block + _BLOCK * place
+            k = tl.load(exact_keys + candidate * d + dim, mask=real_dim, other=0.0).to(tl.float32)
             exact = tl.sum((k - mean) * content, 0)
             worst = tl.min(tl.where(best == bar, lane, TOP), 0)
             enters = (lane == worst) & (exact > bar)
             best = tl.where(enters, exact, best)
-            chosen = tl.where(enters, found, chosen)
+            chosen = tl.where(enters, candidate, chosen)
             bar = tl.min(best, 0)
             u = tl.where(slot == place, float("-inf"), u)
             largest = tl.max(u, 0)

@@ -169,8 +169,8 @@ class AttentionSpread:
 
     def heads(self) -> dict[str, Tensor]:
         """Return values per head by metric."""
-        found = {"entropy": self.entropy, "sink_mass": self.sink_mass}
-        return found if self.learned_sink_mass is None else found | {"learned_sink_mass": self.learned_sink_mass}
+        scores = {"entropy": self.entropy, "sink_mass": self.sink_mass}
+        return scores if self.learned_sink_mass is None else scores | {"learned_sink_mass": self.learned_sink_mass}
 
     def controls(self) -> dict[str, float]:
         """Return the values of uniform attention by metric."""

@@ -170,15 +170,15 @@ class ItemChoices(ChoicesMeasurement):
                 change = perturb_context(choices.context, kind, rate, config.seed + choices.seed, options, layer=layer)
                 # Unchanged positions and features are run too, to check that they give the same answer.
                 unchanged = change.positions is None and not change.orders and torch.equal(change.ids, ids)
-                found = plain if unchanged else answer_choices(model, choices, change, kind=kind)
+                answer = plain if unchanged else answer_choices(model, choices, change, kind=kind)
                 if rate == 0:
-                    _check(subject, kind, plain, found, choices)
+                    _check(subject, kind, plain, answer, choices)
                 name = f"{label}_at_{percent(rate)}"
                 whole |= {
-                    f"accuracy_{name}": float(found.right),
-                    f"accuracy_norm_{name}": float(found.right_by_character),
-                    f"flipped_{name}": float(found.chosen != plain.chosen),
-                    f"probability_change_{name}": found.probability - plain.probability,
+                    f"accuracy_{name}": float(answer.right),
+                    f"accuracy_norm_{name}": float(answer.right_by_character),
+                    f"flipped_{name}": float(answer.chosen != plain.chosen),
+                    f"probability_change_{name}": answer.probability - plain.probability,
                     f"moved_{name}": float(change.moved.double().mean()),
                 }
         return Scores(whole=whole)
@@ -201,10 +201,10 @@ class ItemChoices(ChoicesMeasurement):
                 name = f"{label}_at_{percent(rate)}"
                 row = [rate, mean(all_of(f"moved_{name}"))]
                 for norm in ("", "_norm"):
-                    found = paired_change(all_of(f"accuracy{norm}"), after := all_of(f"accuracy{norm}_{name}"))
-                    for ending, value in zip(("", "_low", "_high", "_error", "_p"), astuple(found), strict=True):
+                    change = paired_change(all_of(f"accuracy{norm}"), after := all_of(f"accuracy{norm}_{name}"))
+                    for ending, value in zip(("", "_low", "_high", "_error", "_p"), astuple(change), strict=True):
                         whole[f"change{norm}_{name}{ending}"] = value
-                    row += [mean(after), found.change, found.error, found.p]
+                    row += [mean(after), change.change, change.error, change.p]
                 rows.append(row)
             columns = "rate, share of tokens moved, then accuracy, change, its error, p, and the same by character"
             curves[f"accuracy_by_rate_{label}"] = Column(torch.tensor(rows, dtype=torch.float64), ("rate", columns))
@@ -345,8 +345,8 @@ class PairedChange:
 def paired_change(before: Sequence[float], after: Sequence[float]) -> PairedChange:
     """Compare answers, 1 for right and 0 for wrong, of the same items."""
     n = len(before)
-    gained = sum(1 for one, other in zip(before, after, strict=True) if other > one)
-    lost = sum(1 for one, other in zip(before, after, strict=True) if other < one)
+    gained = sum(1 for own, other in zip(before, after, strict=True) if other > own)
+    lost = sum(1 for own, other in zip(before, after, strict=True) if other < own)
     low, high = change_bounds(gained, lost, n)
     return PairedChange((gained - lost) / n, low, high, change_error(gained, lost, n), mcnemar(gained, lost))
 
@@ -358,9 +358,9 @@ def mcnemar(gained: int, lost: int) -> float:
     return min(1.0, 2 * tail / (1 << changed))
 
 
-def _check(subject: Subject, kind: str, plain: ChoiceAnswer, found: ChoiceAnswer, item: Choices) -> None:
+def _check(subject: Subject, kind: str, plain: ChoiceAnswer, answer: ChoiceAnswer, item: Choices) -> None:
     """Raise an error if rate 0 changes a log-probability."""
-    gap = float(((found.logprobs - plain.logprobs).abs() / plain.logprobs.abs().clamp_min(1.0)).max())
+    gap = float(((answer.logprobs - plain.logprobs).abs() / plain.logprobs.abs().clamp_min(1.0)).max())
     if gap <= _FAITHFUL:
         return
     import torch

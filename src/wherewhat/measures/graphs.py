@@ -45,8 +45,8 @@ class _Graph:
 
     def __call__(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return what the function returns, in new tensors."""
-        for own, given in zip(self._tensors, tensors, strict=True):
-            own.copy_(given)
+        for own, tensor in zip(self._tensors, tensors, strict=True):
+            own.copy_(tensor)
         self._graph.replay()
         return tuple(x.clone() for x in self._found)
 

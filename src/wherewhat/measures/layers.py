@@ -44,7 +44,7 @@ Positions are kept in their order, repeated ones too; negative ones count from t
 def _layer(layer: Any) -> Any:
     """Return a layer that can be measured; refuse anything else in one line."""
     if not isinstance(layer, LayerAttention):
-        listed = isinstance(layer, list | tuple) and any(isinstance(one, LayerAttention) for one in layer)
+        listed = isinstance(layer, list | tuple) and any(isinstance(item, LayerAttention) for item in layer)
         advice = "give one of them, such as layers[0]" if listed else "give a layer that wherewhat.attention returned"
         raise MeasureError(f"layer is of type {type(layer).__name__}: {advice}")
     check_single_text(layer)

@@ -250,15 +250,15 @@ def declared_metrics(measurement: Measurement, config: Any) -> list[Metric]:
 
     A control that is not a metric of its own has the unit, range and categories of its metric.
     """
-    found = {metric.name: metric for metric in (*all_metrics(measurement, config), *measurement.stored)}
+    metrics = {metric.name: metric for metric in (*all_metrics(measurement, config), *measurement.stored)}
     for metric in all_metrics(measurement, config):
         if metric.control is not None:
             like = stored_metric(metric.control, unit=metric.unit, range=metric.range, categories=metric.categories)
-            found.setdefault(metric.control, like)
+            metrics.setdefault(metric.control, like)
         for name in (metric.error, *(metric.bounds or ())):
             if name is not None:
-                found.setdefault(name, stored_metric(name, unit=metric.unit))
-    return list(found.values())
+                metrics.setdefault(name, stored_metric(name, unit=metric.unit))
+    return list(metrics.values())
 
 
 def categories_of(measurement: Measurement) -> dict[str, tuple[str, ...]]:
@@ -331,28 +331,28 @@ def measure_text(measurement: Measurement, subject: Subject, text: Text, config:
     return Scores(layers=layers, whole=measurement.pooled(layers))
 
 
-def as_scores(measurement: Measurement, found: Scores | Mapping[str, float]) -> Scores:
+def as_scores(measurement: Measurement, scores: Scores | Mapping[str, float]) -> Scores:
     """Return what a measurement of a model returned as scores."""
-    if not isinstance(found, Scores | Mapping):
+    if not isinstance(scores, Scores | Mapping):
         raise MeasureError(
-            f"{measurement.name} returned {type(found).__name__}: return values of the model by metric, or Scores"
+            f"{measurement.name} returned {type(scores).__name__}: return values of the model by metric, or Scores"
         )
-    return found if isinstance(found, Scores) else Scores(whole=found)
+    return scores if isinstance(scores, Scores) else Scores(whole=scores)
 
 
 def measure_layer(measurement: LayerMeasurement, layer: LayerAttention, config: Any) -> Scores:
     """Return the scores of one layer; values of key heads are repeated for the query heads that read them."""
-    found = measurement.measure(layer, config)
-    if isinstance(found, Scores):
-        return found
-    if not isinstance(found, Mapping):
+    scores = measurement.measure(layer, config)
+    if isinstance(scores, Scores):
+        return scores
+    if not isinstance(scores, Mapping):
         raise MeasureError(
-            f"{measurement.name} returned {type(found).__name__} for layer {layer.layer}: return values per head by "
+            f"{measurement.name} returned {type(scores).__name__} for layer {layer.layer}: return values per head by "
             "metric, or Scores"
         )
     heads = {}
-    for name, given in found.items():
-        values = real_tensor(given, f"{measurement.name} returned {name}")
+    for name, of_heads in scores.items():
+        values = real_tensor(of_heads, f"{measurement.name} returned {name}")
         if tuple(values.shape) not in ((layer.heads,), (layer.kv_heads,)):
             raise MeasureError(
                 f"{measurement.name} returned {name} of shape {tuple(values.shape)} for layer {layer.layer}: return "

@@ -115,14 +115,14 @@ class PromptsMeasurement(QuestionMeasurement):
 
     def measure(self, subject: Subject, question: Question, config: PromptsConfig) -> Scores:
         """Return the accuracy and log-probability of the answer to one question."""
-        found = answer_prompt(subject, question)
+        answer = answer_prompt(subject, question)
         chance = 1 / len(question.candidates)
         kind = question.kind
-        whole = {"accuracy": float(found.correct), "chance": chance, "said": float(found.said)}
-        whole |= {"answer_logprob": found.logprob, "answer_margin": found.margin}
+        whole = {"accuracy": float(answer.correct), "chance": chance, "said": float(answer.said)}
+        whole |= {"answer_logprob": answer.logprob, "answer_margin": answer.margin}
         whole |= {"answer_place": question.place, "answer_among": float(question.size)}
         for name in (kind, f"{kind}_{question.size}"):
-            whole |= {f"accuracy_{name}": float(found.correct), f"chance_{name}": chance}
+            whole |= {f"accuracy_{name}": float(answer.correct), f"chance_{name}": chance}
         return Scores(whole=whole)
 
     def combine(self, documents: Sequence[Scores], config: PromptsConfig) -> Scores:
@@ -134,13 +134,13 @@ class PromptsMeasurement(QuestionMeasurement):
         for kind in config.kinds:
             # Prompts, right ones, and the sum of their chance.
             counts, right, chance = torch.zeros(3, len(config.sizes), len(THIRDS), dtype=torch.float64)
-            for found in (document.whole for document in documents):
+            for scores in (document.whole for document in documents):
                 for row, size in enumerate(config.sizes):
-                    if f"accuracy_{kind}_{size}" in found:
-                        cell = row, _third(found["answer_place"])
+                    if f"accuracy_{kind}_{size}" in scores:
+                        cell = row, _third(scores["answer_place"])
                         counts[cell] += 1
-                        right[cell] += found["accuracy"]
-                        chance[cell] += found["chance"]
+                        right[cell] += scores["accuracy"]
+                        chance[cell] += scores["chance"]
             curves[f"accuracy_{kind}"] = Column((right / counts).float(), ("size", "third of the list"))
             whole |= _by_third(kind, counts, right / counts, chance / counts)
         return Scores(whole=whole, curves=curves)
@@ -223,7 +223,7 @@ def _by_third(kind: str, counts: Tensor, accuracy: Tensor, chance: Tensor) -> di
     prompts in all thirds are used: effects of the size alone are then the same in each third.
     """
     whole = (counts > 0).all(1)
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     if bool(whole.any()):
         for column, third in enumerate(THIRDS):
             share = float(accuracy[whole, column].mean())
@@ -231,6 +231,6 @@ def _by_third(kind: str, counts: Tensor, accuracy: Tensor, chance: Tensor) -> di
             effective = float(whole.sum() ** 2 / (1 / counts[whole, column]).sum())
             low, high = share_bounds(share, effective)
             name = f"accuracy_{kind}_{third}"
-            found |= {name: share, f"{name}_low": low, f"{name}_high": high}
-            found[f"chance_{kind}_{third}"] = float(chance[whole, column].mean())
-    return found
+            scores |= {name: share, f"{name}_low": low, f"{name}_high": high}
+            scores[f"chance_{kind}_{third}"] = float(chance[whole, column].mean())
+    return scores

@@ -259,10 +259,10 @@ def _cheapest(costs: Mapping[int, Tensor], share: float) -> dict[int, Tensor]:
     import torch
 
     listed = sorted((value, layer, head) for layer, x in costs.items() for head, value in enumerate(x.tolist()))
-    found: dict[int, Tensor] = {}
+    chosen: dict[int, Tensor] = {}
     for _, layer, head in listed[: round(share * len(listed))]:
-        found.setdefault(layer, torch.zeros(len(costs[layer]), dtype=torch.bool))[head] = True
-    return found
+        chosen.setdefault(layer, torch.zeros(len(costs[layer]), dtype=torch.bool))[head] = True
+    return chosen
 
 
 def _curve(losses: Mapping[float, float], axis: str) -> Column:

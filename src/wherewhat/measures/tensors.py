@@ -24,12 +24,12 @@ def over_documents(values: Tensor) -> Tensor:
         values: ``(heads, documents, queries)``.
     """
     units = values[:, 0] if values.shape[1] == 1 else values.double().nanmean(-1)
-    found = []
+    bounds = []
     for row in units.double().cpu():
         known = row[~row.isnan()].tolist()
         about = interval(known) if len(known) > 1 else None
-        found.append((torch.nan, torch.nan) if about is None else (about.low, about.high))
-    return torch.tensor(found, dtype=torch.float64).view(-1, 2)
+        bounds.append((torch.nan, torch.nan) if about is None else (about.low, about.high))
+    return torch.tensor(bounds, dtype=torch.float64).view(-1, 2)
 
 
 def share_intervals(hits: Tensor, counts: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class VariantRuns:
         self._plantings: list[Planting] = []
         if planted:
             self._plantings = [plant(text[None], DEPTHS, run=RUN) for text in ids]
-            texts = torch.cat([one.planted for one in self._plantings])
+            texts = torch.cat([planting.planted for planting in self._plantings])
             self._prefixes.append(SharedPrefix(model, proof, texts, keep=self._plantings[0].needed, edit=base))
         self._check_unchanged(
             control, sorted(layer.layer for layer in proof.layout.layers)[len(proof.layout.layers) // 2]
@@ -95,23 +95,23 @@ class VariantRuns:
             output: Called with the layer's attention on some texts and a kind of change; returns the output
                 ``(texts, n, heads, d_v)`` with all heads changed.
         """
-        found = torch.zeros(2, len(self._ids), len(variants), dtype=torch.float64)
+        outcomes = torch.zeros(2, len(self._ids), len(variants), dtype=torch.float64)
         for texts in _chunks(len(self._ids), max(1, self._most // len(variants))):
-            for some in _chunks(len(variants), self._most):
+            for chunk in _chunks(len(variants), self._most):
 
-                def edit(attention: LayerAttention, own: Sequence[tuple[Kind, slice]] = variants[some]) -> Tensor:
+                def edit(attention: LayerAttention, own: Sequence[tuple[Kind, slice]] = variants[chunk]) -> Tensor:
                     outputs = self._unchanged(attention)[:, None].repeat(1, len(own), 1, 1, 1)
                     changed = {kind: output(attention, kind) for kind in dict.fromkeys(kind for kind, _ in own)}
                     for row, (kind, heads) in enumerate(own):
                         outputs[:, row, :, heads] = changed[kind][:, :, heads].to(outputs.dtype)
                     return outputs
 
-                rows = some.stop - some.start
+                rows = chunk.stop - chunk.start
                 logits = [prefix.run(layer, rows, edit, texts=texts) for prefix in self._prefixes]
                 for row, text in enumerate(range(texts.start, texts.stop)):
-                    found[:, text, some] = self._outcome(text, [one[row] for one in logits])
+                    outcomes[:, text, chunk] = self._outcome(text, [text_logits[row] for text_logits in logits])
                 del logits
-        return found[0], found[1]
+        return outcomes[0], outcomes[1]
 
     def _unchanged(self, attention: LayerAttention) -> Tensor:
         """Return the output ``(texts, n, heads, d_v)`` of a layer of the base."""
@@ -121,10 +121,10 @@ class VariantRuns:
     def _outcome(self, text: int, logits: Sequence[Tensor]) -> Tensor:
         """Return loss and gain ``(2, variants)`` from the logits ``(variants, n, vocabulary)`` of a text's passes."""
         ids = self._ids[text : text + 1]
-        losses = [token_losses(one[None], ids)[self._start :].mean() for one in logits[0]]
+        losses = [token_losses(row[None], ids)[self._start :].mean() for row in logits[0]]
         gains = torch.full((len(losses),), torch.nan, dtype=torch.float64)
         if self._plantings:
-            before, after = (recalled(one, self._plantings[text]) for one in logits)
+            before, after = (recalled(row, self._plantings[text]) for row in logits)
             gains = after - before
         return torch.stack([torch.stack(losses), gains])
 

@@ -194,7 +194,7 @@ def controlled_distance(
     n, m = q.shape[1], k.shape[1]
     places = torch.arange(m, device=q.device) if positions is None else positions.to(q.device)
     places = places.double() - places[0].double()
-    found: dict[str, list[Tensor]] = {}
+    by_query: dict[str, list[Tensor]] = {}
     for row, i in enumerate(chosen.tolist()):
         own = i + m - n
         shown = torch.arange(m, device=q.device) <= own if visible is None else visible[row].to(q.device)
@@ -205,9 +205,9 @@ def controlled_distance(
         real = places[own] - places[shown]
         numbers = _one_query(query, keys, real, rotation, grid, kept, reference, block_mib)
         for name, values in numbers.items():
-            found.setdefault(name, []).append(values.flatten(0, 1))
-    shares = torch.stack(found["additive_share"])
-    means = {name: torch.stack(values).nanmean(0).cpu() for name, values in found.items()}
+            by_query.setdefault(name, []).append(values.flatten(0, 1))
+    shares = torch.stack(by_query["additive_share"])
+    means = {name: torch.stack(values).nanmean(0).cpu() for name, values in by_query.items()}
     return ControlledDistance(
         distances=grid.cpu(),
         within=kept.cpu(),
@@ -329,16 +329,16 @@ def measure_distance(subject: Subject, ids: Tensor, config: DistanceConfig) -> S
     """Return controlled distance of every layer that rotates on one document ``(1, n)``."""
     if ids.shape[-1] < FEWEST_TOKENS:
         raise MeasureError(f"the text has {ids.shape[-1]} tokens: at least {FEWEST_TOKENS} are needed for distances")
-    found: list[Scores] = []
+    layers: list[Scores] = []
 
     def measure(attention: LayerAttention) -> None:
         if rotates(attention):
-            found.append(layer_scores(attention, config))
+            layers.append(layer_scores(attention, config))
 
     subject.run(ids, measure)
-    if not found:
+    if not layers:
         raise MeasureError("no layer of this model rotates queries and keys: controlled distance needs rotation")
-    return Scores(layers=sorted(found, key=lambda scores: scores.layer))
+    return Scores(layers=sorted(layers, key=lambda scores: scores.layer))
 
 
 def layer_scores(attention: LayerAttention, config: DistanceConfig) -> Scores:
@@ -380,15 +380,15 @@ def layer_scores(attention: LayerAttention, config: DistanceConfig) -> Scores:
     return Scores(layer=attention.layer, heads=heads, curves=curves)
 
 
-def _heads(found: ControlledDistance) -> dict[str, Tensor]:
+def _heads(layer: ControlledDistance) -> dict[str, Tensor]:
     """Return one value per head: shares, and means of the curves over the visible distances."""
     return {
-        "additive_share": found.additive_share,
-        "distance_share": found.distance_share,
-        "key_share": found.key_share,
-        "key_constancy": found.key_constancy,
-        "key_rank_correlation": found.rank_correlation[:, found.within].mean(-1),
-        "drift": found.drift[:, found.within].mean(-1),
-        "shape_drift": found.shape_drift[:, found.within].mean(-1),
-        "logit_rank_correlation": found.logit_rank_correlation[:, found.within].mean(-1),
+        "additive_share": layer.additive_share,
+        "distance_share": layer.distance_share,
+        "key_share": layer.key_share,
+        "key_constancy": layer.key_constancy,
+        "key_rank_correlation": layer.rank_correlation[:, layer.within].mean(-1),
+        "drift": layer.drift[:, layer.within].mean(-1),
+        "shape_drift": layer.shape_drift[:, layer.within].mean(-1),
+        "logit_rank_correlation": layer.logit_rank_correlation[:, layer.within].mean(-1),
     }

@@ -230,10 +230,10 @@ class ExtendMeasurement(TextMeasurement):
 
     def more_metrics(self, config: ExtendConfig) -> tuple[Metric, ...]:
         """Return the metrics of every method and depth."""
-        found = [*_control_metrics(_RETRIEVAL_CONTROLS)] if config.retrieval else []
+        metrics = [*_control_metrics(_RETRIEVAL_CONTROLS)] if config.retrieval else []
         for prefix, title, unit, reading, control in _BY_METHOD + (_RETRIEVAL if config.retrieval else ()):
             what = "" if control is None else "in pieces" if control.endswith("pieces") else "inside"
-            found += [
+            metrics += [
                 Metric(
                     f"{prefix}_{name}",
                     f"{title}, {name}",
@@ -249,9 +249,9 @@ class ExtendMeasurement(TextMeasurement):
             for name in config.methods:
                 gain = "Gain in log-probability of its tokens from a run planted at this depth of the text."
                 exact = "Gain in the share of its tokens that are the most likely ones."
-                found.append(Metric(f"found_{depth}_{name}", f"found at {depth} %, {name}", gain, unit="nats"))
-                found.append(Metric(f"exact_{depth}_{name}", f"likeliest at {depth} %, {name}", exact))
+                metrics.append(Metric(f"found_{depth}_{name}", f"found at {depth} %, {name}", gain, unit="nats"))
+                metrics.append(Metric(f"exact_{depth}_{name}", f"likeliest at {depth} %, {name}", exact))
         for depth in config.depths:
             reading = "Tokens from the end back to the run planted at this depth."
-            found.append(Metric(f"distance_{depth}", f"distance of {depth} %", reading, unit="tokens"))
-        return tuple(found)
+            metrics.append(Metric(f"distance_{depth}", f"distance of {depth} %", reading, unit="tokens"))
+        return tuple(metrics)

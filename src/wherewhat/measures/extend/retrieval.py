@@ -302,8 +302,8 @@ class RememberedFacts:
         It is computed from logits ``(prompts, n, vocabulary)``.
         """
         rows = torch.arange(len(self.last), device=logits.device)
-        found = logits[rows, self.last.to(logits.device)].float().log_softmax(-1)
-        logprobs = found[:, self.answers.to(logits.device)].double().cpu()  # of answer j after prompt i
+        after_prompts = logits[rows, self.last.to(logits.device)].float().log_softmax(-1)
+        logprobs = after_prompts[:, self.answers.to(logits.device)].double().cpu()  # of answer j after prompt i
         elsewhere = (logprobs * self.others).sum(0) / self.others.sum(0)
         return float((logprobs.diagonal() - elsewhere).mean())
 

@@ -50,10 +50,10 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig, *, enco
     whole, heads = probes.whole, probes.heads
     curves: dict[str, Column] = {}
     for method in methods:
-        found = probes.measure(method)
-        whole |= {f"{name}_{method.name}": value for name, value in found.whole.items()}
-        curves |= {f"{name}_{method.name}": curve for name, curve in found.curves.items()}
-        for layer in found.layers:
+        scores = probes.measure(method)
+        whole |= {f"{name}_{method.name}": value for name, value in scores.whole.items()}
+        curves |= {f"{name}_{method.name}": curve for name, curve in scores.curves.items()}
+        for layer in scores.layers:
             heads[layer.layer] |= {f"{name}_{method.name}": x for name, x in layer.heads.items()}
     shifts = [
         float(torch.cat([values[f"output_shift_{name}"] for values in heads.values()]).mean())
@@ -143,8 +143,8 @@ class LengthProbes:
         if self._questions is not None and encode is not None:
             for suffix, stated in (("pieces", True), ("chance", False)):
                 asked = ask(short, encode, trained=trained, stated=stated)
-                found = asked.scores(self._untouched(asked.ids))
-                self.whole |= {f"{name}_{suffix}": value for name, value in found.items()}
+                answers = asked.scores(self._untouched(asked.ids))
+                self.whole |= {f"{name}_{suffix}": value for name, value in answers.items()}
             self.whole["answers_distance"] = float(self._questions.distance)
         self.heads: _Heads = {
             layer: {f"{name}_inside": x for name, x in statistics.items()}
@@ -176,7 +176,7 @@ class LengthProbes:
         # the next is read.
         end = logits[:, -planting.needed :].clone()
         del logits
-        found = planted_gain(planting, subject.edited(planting.planted, method.attend), end)
+        retrieval = planted_gain(planting, subject.edited(planting.planted, method.attend), end)
         rise = losses - self._pieces
         half = slice(trained // 2, trained)
         whole = {
@@ -187,10 +187,10 @@ class LengthProbes:
         }
         whole |= {f"rise_to_{multiple:g}x": value for multiple, value in by_multiple(rise, trained).items()}
         far = planting.distances >= trained
-        for name, some in (("found_within", ~far), ("found_beyond", far)):
-            whole[name] = float(found.gain[some].mean())
+        for name, depths in (("found_within", ~far), ("found_beyond", far)):
+            whole[name] = float(retrieval.gain[depths].mean())
         for index, depth in enumerate(self._depths):
-            whole |= {f"found_{depth}": float(found.gain[index]), f"exact_{depth}": float(found.exact[index])}
+            whole |= {f"found_{depth}": float(retrieval.gain[index]), f"exact_{depth}": float(retrieval.exact[index])}
         if self._copy is not None:
             losses_again = token_losses(subject.edited(self._copy.ids, method.attend), self._copy.ids)
             whole["second_copy"] = self._copy.difference(losses_again, self._once)
@@ -223,14 +223,14 @@ def _inside(
         outputs[attention.layer] = Reference.of(attention.output[0, queries])
         heads[attention.layer] = attention_probe(attention, Untouched(), queries, limit=n // 2)
 
-    found = subject.run(ids, measure, logits=logits)
+    predictions = subject.run(ids, measure, logits=logits)
     rotary = [method.name for method in methods if method.rotary]
     if rotary and not any(rotating):
         raise MeasureError(
             f"{rotary[0]} changes distances, and no layer of this model rotates its queries and keys: choose from "
             + ", ".join(name for name in METHODS if not find_method(name).rotary)
         )
-    return outputs, heads, None if found is None else token_losses(found, ids)
+    return outputs, heads, None if predictions is None else token_losses(predictions, ids)
 
 
 def read_in_pieces(
@@ -246,15 +246,15 @@ def read_in_pieces(
         Loss by the index it is predicted from, ``(n - 1,)``; NaN in the first half of the first piece.
     """
     n, half = ids.shape[1], trained // 2
-    found = torch.full((n - 1,), torch.nan, dtype=torch.float64)
+    losses = torch.full((n - 1,), torch.nan, dtype=torch.float64)
     for start in range(0, n - 1 - half, trained - half):
         stop = min(n - 1, start + trained)
         piece = torch.cat([ids[:, :1], ids[:, start + 1 : stop]], 1)
         logits = subject.run(piece, reducer if start else lambda _: None, logits=True)
         assert logits is not None
         with_target = torch.cat([piece, ids[:, stop : stop + 1]], 1)
-        found[start + half : stop] = token_losses(logits, with_target)[half:]
-    return found
+        losses[start + half : stop] = token_losses(logits, with_target)[half:]
+    return losses
 
 
 def by_multiple(rise: Tensor, trained: int) -> dict[float, float]:

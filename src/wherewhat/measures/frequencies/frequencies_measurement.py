@@ -272,7 +272,7 @@ class FrequenciesMeasurement(TextMeasurement):
     def more_metrics(self, config: FrequenciesConfig) -> tuple[Metric, ...]:
         """Return the metrics of every band, ordered by metric and then by band."""
         by_band = [_band_metrics(band) for band in range(1, config.bands + 1)]
-        found = tuple(metric for same in zip(*by_band, strict=True) for metric in same)
+        metrics = tuple(metric for same in zip(*by_band, strict=True) for metric in same)
         if config.unrotate:
-            found = (*found, *map(_unrotated_band, range(1, config.bands + 1)), *_UNROTATED)
-        return (*found, *_MASSIVE) if config.massive else found
+            metrics = (*metrics, *map(_unrotated_band, range(1, config.bands + 1)), *_UNROTATED)
+        return (*metrics, *_MASSIVE) if config.massive else metrics

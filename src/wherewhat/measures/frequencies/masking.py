@@ -22,10 +22,10 @@ def frequency_bands(inv_freq: Tensor, bands: int) -> Tensor:
     if planes < bands:
         raise MeasureError(f"bands={bands} cannot be made of {planes} planes: choose at most {planes}")
     order = inv_freq.abs().argsort(descending=True, stable=True).cpu()
-    found = torch.zeros(bands, planes, dtype=torch.bool)
-    for row, which in zip(found, order.tensor_split(bands), strict=True):
+    members = torch.zeros(bands, planes, dtype=torch.bool)
+    for row, which in zip(members, order.tensor_split(bands), strict=True):
         row[which] = True
-    return found
+    return members
 
 
 PlaneChange = Literal["mask", "unrotate"]
@@ -205,9 +205,9 @@ class Masking:
     def check(self, expected: float, *, how: PlaneChange = "mask") -> None:
         """Raise an error if the loss with all planes kept differs from the expected loss."""
         dtypes: set[torch.dtype] = set()
-        found = self.loss({}, how=how, reducer=lambda changed: dtypes.add(changed.rot_q.dtype))
+        loss = self.loss({}, how=how, reducer=lambda changed: dtypes.add(changed.rot_q.dtype))
         what = "masking" if how == "mask" else "un-rotation"
-        check_faithful(what, found, expected, dtypes=dtypes, precision=FAITHFUL)
+        check_faithful(what, loss, expected, dtypes=dtypes, precision=FAITHFUL)
 
     def random(self, planes: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Return as many random planes of each layer, always the same for the same numbers of planes."""

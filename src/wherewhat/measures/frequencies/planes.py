@@ -55,11 +55,11 @@ def frequency_use(attention: LayerAttention, queries: Sequence[int]) -> Tensor:
     """
     assert attention.rotation is not None
     pairs = attention.rotation.pairs
-    found = [
+    by_query = [
         partial_logits(attention, query, keys, pairs).abs().amax(1)
         for query, keys in zip(queries, keys_before(attention, queries), strict=True)
     ]
-    return torch.stack(found).mean(0).cpu()
+    return torch.stack(by_query).mean(0).cpu()
 
 
 def mean_frequency(use: Tensor, inv_freq: Tensor) -> Tensor:
@@ -85,8 +85,8 @@ def mean_frequency_softmax(use: Tensor, inv_freq: Tensor) -> Tensor:
     The weights are the softmax over planes of their use, a logit contribution: a plane that contributes a few logits
     more than the others determines the mean. Arguments and result are those of :func:`mean_frequency`.
     """
-    found = use.double().softmax(-1) @ frequency_ids(inv_freq)
-    return torch.where(use.sum(-1) > 0, found, torch.nan)
+    mean = use.double().softmax(-1) @ frequency_ids(inv_freq)
+    return torch.where(use.sum(-1) > 0, mean, torch.nan)
 
 
 _ENTRIES = 2**21
@@ -110,11 +110,11 @@ def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip
     """
     if tau <= 0:
         raise MeasureError(f"tau={tau} must be positive: it divides weight differences")
-    found = [score_swaps(planes, taus=(tau,)) for planes in plane_queries(attention, query, skip=skip)]
+    swaps = [score_swaps(planes, taus=(tau,)) for planes in plane_queries(attention, query, skip=skip)]
     s_pos, s_sym = (
         # (kv_heads · planes, heads of a key head) to (heads, planes)
         torch.cat([torch.unflatten(x[..., 0], 0, (attention.kv_heads, -1)).mT.flatten(0, 1) for x in parts], 1)
-        for parts in zip(*((scores.s_pos, scores.s_sym) for scores in found), strict=True)
+        for parts in zip(*((scores.s_pos, scores.s_sym) for scores in swaps), strict=True)
     )
     return s_pos, s_sym
 
@@ -174,9 +174,9 @@ def layer_frequencies(
         heads |= {name: getattr(swaps, name).nanmean(-1) for name in SCORES}
         heads["effective_swaps"] = swaps.effective.mean(-1)
         later = [query for query in queries if query >= sink_tokens + 2]
-        for names, skip, some in ((SCORES[:2], 0, queries), (SCORES[2:], sink_tokens, later)):
-            found = [plane_swaps(attention, query, tau=tau, skip=skip) for query in some]
-            means = (torch.stack(x).mean(0).cpu() for x in zip(*found, strict=True))
+        for names, skip, chosen in ((SCORES[:2], 0, queries), (SCORES[2:], sink_tokens, later)):
+            by_query = [plane_swaps(attention, query, tau=tau, skip=skip) for query in chosen]
+            means = (torch.stack(x).mean(0).cpu() for x in zip(*by_query, strict=True))
             single |= dict(zip(names, means, strict=False))  # none without queries
     else:
         heads |= dict.fromkeys((*SCORES, "effective_swaps"), nothing[:, 0])

@@ -55,7 +55,7 @@ def measure_frequencies(
     """
     queries = choose_queries(ids.shape[-1], count=config.queries)
     mixing = subject.key_mixing()
-    found: list[Scores] = []
+    layers: list[Scores] = []
     bands: dict[int, Tensor] = {}
     slow: dict[int, Tensor] = {}
     fast: dict[int, Tensor] = {}
@@ -82,17 +82,17 @@ def measure_frequencies(
         if config.massive:
             massive[layer] = FixedDimensions.massive(attention)
             scores = _with_massive(scores, attention)
-        found.append(scores)
+        layers.append(scores)
 
     needs_loss = config.masking or config.unrotate or config.massive
     logits = subject.run(ids, measure, logits=needs_loss)
-    if not found:
+    if not layers:
         raise MeasureError(
             "no layer of this model rotates its queries and keys: without rotation there are no frequencies; measure "
             "its heads or axes"
         )
-    masked = _masked_heads(found, config.heads)
-    whole = _correlations(found) | _band_scores(found, bands, config.bands)
+    masked = _masked_heads(layers, config.heads)
+    whole = _correlations(layers) | _band_scores(layers, bands, config.bands)
     if needs_loss:
         assert logits is not None
         loss = next_token_loss(logits, ids)
@@ -105,7 +105,7 @@ def measure_frequencies(
             whole |= _effects(
                 masking,
                 by_band,
-                found,
+                layers,
                 lambda attention: (
                     layer_swaps(attention, queries, tau=config.tau, sink_tokens=config.sink_tokens)
                     if scored(attention)
@@ -118,7 +118,7 @@ def measure_frequencies(
         if planting is not None:
             facts = None if encode is None else remembered_facts(ids, encode, prefix=prefix)
             whole |= _without_massive(masking, massive, loss, planting, facts)
-    return Scores(layers=sorted(found, key=lambda layer: layer.layer), whole=defined(whole))
+    return Scores(layers=sorted(layers, key=lambda layer: layer.layer), whole=defined(whole))
 
 
 def _masked_heads(layers: Sequence[Scores], chosen: Sequence[str]) -> dict[int, Tensor]:
@@ -126,7 +126,7 @@ def _masked_heads(layers: Sequence[Scores], chosen: Sequence[str]) -> dict[int, 
     sizes = {layer.layer: len(layer.heads["mean_frequency"]) for layer in layers}
     if not chosen:
         return {layer: torch.ones(size, dtype=torch.bool) for layer, size in sizes.items()}
-    found: dict[int, Tensor] = {}
+    masked: dict[int, Tensor] = {}
     for text in chosen:
         layer, head = map(int, text.split("."))
         if layer not in sizes:
@@ -134,8 +134,8 @@ def _masked_heads(layers: Sequence[Scores], chosen: Sequence[str]) -> dict[int, 
             raise MeasureError(f"heads holds {text}, but layer {layer} is not one that rotates: choose from {rotating}")
         if head >= sizes[layer]:
             raise MeasureError(f"heads holds {text}, but layer {layer} has heads 0 to {sizes[layer] - 1}")
-        found.setdefault(layer, torch.zeros(sizes[layer], dtype=torch.bool))[head] = True
-    return found
+        masked.setdefault(layer, torch.zeros(sizes[layer], dtype=torch.bool))[head] = True
+    return masked
 
 
 def _correlations(layers: Sequence[Scores]) -> dict[str, float]:
@@ -183,13 +183,13 @@ def _effects(
 
         def add_scores(masked: LayerAttention, after: Mapping[str, list[Tensor]] = after) -> None:
             if (swaps := score(masked)) is not None:
-                for name, found in after.items():
-                    found.append(getattr(swaps, name)[heads[masked.layer]].nanmean(-1))
+                for name, means in after.items():
+                    means.append(getattr(swaps, name)[heads[masked.layer]].nanmean(-1))
 
         whole[f"loss_without_band_{band}"] = masking.loss(planes, reducer=add_scores)
         whole[f"loss_only_band_{band}"] = masking.loss(_others(planes))
-        for name, found in after.items():
-            mean = float(torch.cat(found).mean()) if found else torch.nan
+        for name, values in after.items():
+            mean = float(torch.cat(values).mean()) if values else torch.nan
             whole[f"{name}_change_without_band_{band}"] = mean - before[name]
     return whole
 
@@ -278,10 +278,10 @@ def _without_massive(
 
         logits = masking.subject.edited(texts, edit)
         before, after = recalled(logits, planting).tolist()
-        found = next_token_loss(logits[:1], planting.control)
+        loss = next_token_loss(logits[:1], planting.control)
         del logits
         known = torch.nan if facts is None else facts.gain(masking.subject.edited(facts.ids, edit))
-        return found, after - before, known
+        return loss, after - before, known
 
     unchanged, planted, known = outcome({layer: fixed.none() for layer, fixed in massive.items()})
     dtypes = {fixed.mean_q.dtype for fixed in massive.values()}

@@ -234,25 +234,25 @@ def pattern_statistics(attention: LayerAttention, ids: Tensor, config: PatternCo
     for block in weight_blocks(attention, config.block_mib):
         for sums in (spread, slashes, targets):
             sums.add(block)
-    found = PatternStatistics(
+    statistics = PatternStatistics(
         slashes=slashes.result(),
         **targets.result(),
         rank_one=_rank_one(attention),
         rank_one_gaussian=gaussian_rank_one_share(attention.n, attention.rot_q.shape[-1]),
         spread=spread.result(),
     )
-    if not bool(found.spread.entropy.isfinite().all()):
+    if not bool(statistics.spread.entropy.isfinite().all()):
         raise MeasureError(f"attention of layer {attention.layer} is not finite: the model's logits overflow")
-    return found
+    return statistics
 
 
 def _rank_one(attention: LayerAttention) -> dict[str, Tensor]:
     """Return rank-one shares of queries and keys, with and without their mean, ``(heads,)`` by metric."""
-    found = {}
+    shares = {}
     for suffix, centred in (("", False), ("_centred", True)):
-        found[f"rank_one_q{suffix}"] = rank_one_share(attention.q[0], centred=centred).cpu()
-        found[f"rank_one_k{suffix}"] = per_query_head(rank_one_share(attention.k[0], centred=centred), attention).cpu()
-    return found
+        shares[f"rank_one_q{suffix}"] = rank_one_share(attention.q[0], centred=centred).cpu()
+        shares[f"rank_one_k{suffix}"] = per_query_head(rank_one_share(attention.k[0], centred=centred), attention).cpu()
+    return shares
 
 
 def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Column]]:

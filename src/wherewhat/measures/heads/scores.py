@@ -25,12 +25,14 @@ from wherewhat.scores import Column, Scores
 
 def head_correlations(layers: Sequence[Scores]) -> Mapping[str, float]:
     """Return the correlations of scores over all heads of a model that are defined."""
-    found: dict[str, float] = {}
+    correlations: dict[str, float] = {}
     for name, pair in PAIRS.items():
         both = [layer for layer in layers if all(metric in layer.heads for metric in pair)]
         if both:
-            found[name] = correlation(*(torch.cat([layer.heads[metric].cpu() for layer in both]) for metric in pair))
-    return defined(found)
+            correlations[name] = correlation(
+                *(torch.cat([layer.heads[metric].cpu() for layer in both]) for metric in pair)
+            )
+    return defined(correlations)
 
 
 def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> Scores:
@@ -38,7 +40,7 @@ def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> Scores:
     # Means over queries count each of them once.
     queries = sorted(set(choose_queries(ids.shape[1], count=config.queries, positions=config.positions)))
     mixing = subject.key_mixing()
-    found: dict[int, Scores] = {}
+    by_layer: dict[int, Scores] = {}
 
     def measure(attention: LayerAttention) -> None:
         swaps = None
@@ -53,10 +55,10 @@ def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> Scores:
                 taus=config.taus,
                 blocks=config.blocks,
             )
-        found[attention.layer] = _layer(attention, ids[0], queries, swaps, config)
+        by_layer[attention.layer] = _layer(attention, ids[0], queries, swaps, config)
 
     subject.run(ids, measure)
-    mixed = [layer for layer in found if mixing.get(layer, 0.0) > KEYS_MIX]
+    mixed = [layer for layer in by_layer if mixing.get(layer, 0.0) > KEYS_MIX]
     if mixed and config.rerun:
         with subject.blocks(ids) as again:
             for layer in mixed:
@@ -70,8 +72,8 @@ def measure_heads(subject: Subject, ids: Tensor, config: HeadsConfig) -> Scores:
                     skip=config.skip,
                     sink_tokens=config.sink_tokens,
                 )
-                found[layer] = _with_scores(found[layer], *scores, config)
-    layers = list(found.values())
+                by_layer[layer] = _with_scores(by_layer[layer], *scores, config)
+    layers = list(by_layer.values())
     return Scores(layers=layers, whole=head_correlations(layers))
 
 
@@ -161,7 +163,9 @@ def _summary(scores: Mapping[str, Tensor], documents: Sequence[Scores], config: 
         bounds = over_documents(values).clamp(0, 1)
         heads[name] = values.double().nanmean(-1).nanmean(-1)
         heads[f"{name}_low"], heads[f"{name}_high"] = bounds.unbind(-1)
-    excess = torch.stack([one.heads["sink_mass"] - one.whole["sink_mass_uniform"] for one in documents], 1)
+    excess = torch.stack(
+        [document.heads["sink_mass"] - document.whole["sink_mass_uniform"] for document in documents], 1
+    )
     sink = sink_heads(excess, config.sink_threshold)
     heads["label"] = label(heads["s_pos"], heads["s_sym"], config.gamma).double()
     heads["label_no_sink"] = label(heads["s_pos_no_sink"], heads["s_sym_no_sink"], config.gamma, sink=sink).double()

@@ -128,8 +128,8 @@ def swapped_order(n: int, spans: Sequence[tuple[int, int]], pairs: Tensor) -> tu
         Order, ``(n,)``: index i takes token ``order[i]``; and True where a token of a swapped span is, ``(n,)`` bool.
     """
     source = list(range(len(spans)))
-    for one, other in pairs.tolist():
-        source[one], source[other] = other, one
+    for earlier, other in pairs.tolist():
+        source[earlier], source[other] = other, earlier
     order: list[int] = []
     moved: list[bool] = []
     at = 0

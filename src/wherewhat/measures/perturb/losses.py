@@ -48,11 +48,11 @@ def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> Scor
     whole: dict[str, float] = {"loss": float(plain.mean())}
     curves: dict[str, Column] = {}
     for kind, label, _, layer in perturbations(kinds, config.layers):
-        found = rises_by_rate(runs, text, plain, kind, config, layer=layer)
-        for rate, rise in found.items():
+        rises = rises_by_rate(runs, text, plain, kind, config, layer=layer)
+        for rate, rise in rises.items():
             whole[f"rise_{label}_at_{percent(rate)}"] = rise.rise
             whole[f"rise_{label}_at_{percent(rate)}_untouched"] = rise.rise_untouched
-        rows = [[rate, x.loss, x.untouched, x.rise_untouched, x.moved] for rate, x in found.items()]
+        rows = [[rate, x.loss, x.untouched, x.rise_untouched, x.moved] for rate, x in rises.items()]
         columns = "rate, loss, loss on untouched targets, its rise, share of tokens moved"
         curves[f"loss_by_rate_{label}"] = Column(torch.tensor(rows), ("rate", columns))
     for p in ("5", "10"):
@@ -154,15 +154,15 @@ def rises_by_rate(
     losses = runs.losses(make_change(text, kind, 0.0, config.seed, config, layer=layer))
     loss, expected = float(losses.mean()), float(plain.mean())
     check_faithful(f"perturbation of {kind}", loss, expected, dtypes=runs.dtypes, precision=_FAITHFUL)
-    found = {}
+    by_rate = {}
     for rate in sorted(config.rates):
         rises = []
         for seed in _seeds(kind, config) if rate > 0 else (config.seed,):
             change = make_change(text, kind, rate, seed, config, layer=layer)
             rises.append(loss_rise(change, runs.losses(change), plain))
         columns = zip(*(astuple(rise) for rise in rises), strict=True)
-        found[rate] = Rise(*(float(torch.tensor(column).double().nanmean()) for column in columns))
-    return found
+        by_rate[rate] = Rise(*(float(torch.tensor(column).double().nanmean()) for column in columns))
+    return by_rate
 
 
 def _seeds(kind: str, config: PerturbConfig) -> range:
@@ -227,17 +227,17 @@ class PerturbedRuns:
 
     def states(self, change: Change, rows: Tensor) -> dict[int, LayerState]:
         """Return fits of all layers on a perturbed text, with the attention output of tokens ``rows`` ``(rows,)``."""
-        found: dict[int, LayerState] = {}
+        states: dict[int, LayerState] = {}
 
         def measure(attention: LayerAttention) -> None:
             self._seen(attention)
             fit = fit_layer(attention)
             output = attention.output[0, rows.to(attention.output.device)].detach().float().cpu()
             axes = {"r": fit.r} | {f"share_{axis}": fit.unique[axis] for axis in "abc"}
-            found[attention.layer] = LayerState({name: x.cpu().double() for name, x in axes.items()}, output)
+            states[attention.layer] = LayerState({name: x.cpu().double() for name, x in axes.items()}, output)
 
         self._known[_key(change)] = perturbed_losses(self.subject, change, measure)
-        return found
+        return states
 
     def _seen(self, attention: LayerAttention) -> None:
         self.layers.add(attention.layer)
@@ -293,15 +293,15 @@ def equivalence(runs: PerturbedRuns, text: Text, plain: Tensor, *, rate: float, 
         swapped = Change(index.ids[order], order, index.moved)
         by_tokens = perturbed_losses(runs.subject, swapped, targets=index.ids)
         tokens.append(float((by_tokens - by_feature).abs().max()))
-    found = {
+    scores = {
         "index_minus_feature": float(torch.tensor(gaps).double().mean()),
         "index_feature_correlation": float(torch.tensor(correlations).double().nanmean()),
     }
     # If other blocks precede the first attention layer, its hidden states do not depend on single tokens.
     identity = first_layer_identity(runs.subject, text, rate, seeds[0], first) if first == 0 else None
     if identity is not None:
-        found |= {"identity_first_layer": identity, "identity_tokens": max(tokens, default=torch.nan)}
-    return found
+        scores |= {"identity_first_layer": identity, "identity_tokens": max(tokens, default=torch.nan)}
+    return scores
 
 
 def same_swaps(
@@ -332,5 +332,5 @@ def first_layer_identity(subject: Subject, text: Text, rate: float, seed: int, f
         perturbed_losses(subject, change, keep)
     if len(outputs) < 2 or not bool(rows.any()):
         return None
-    one, other = (output[rows] for output in outputs)
-    return float((one - other).abs().max() / one.abs().max().clamp_min(1e-30))
+    before, other = (output[rows] for output in outputs)
+    return float((before - other).abs().max() / before.abs().max().clamp_min(1e-30))

@@ -77,16 +77,16 @@ class PerturbMeasurement(TextMeasurement):
 
     def more_metrics(self, config: PerturbConfig) -> tuple[Metric, ...]:
         """Return the metrics of every kind and rate."""
-        found: list[Metric] = []
+        metrics: list[Metric] = []
         kinds = list(perturbations(config.kinds or tuple(KINDS), config.layers))
         for _, label, title, _ in kinds:
             for rate in sorted(config.rates):
                 if rate > 0:
                     name, what = f"rise_{label}_at_{percent(rate)}", f"{title}, {percent(rate)} %"
-                    found.append(Metric(name, what, f"Rise of the loss: {what}.", unit="nats"))
+                    metrics.append(Metric(name, what, f"Rise of the loss: {what}.", unit="nats"))
         for _, label, title, _ in kinds if config.axes else []:
-            found += _head_metrics(label, title, percent(config.at))
-        return tuple(found)
+            metrics += _head_metrics(label, title, percent(config.at))
+        return tuple(metrics)
 
 
 def _head_metrics(label: str, title: str, at: str) -> list[Metric]:

@@ -182,8 +182,8 @@ def plane_stats(
     step = max(1, _ENTRIES.get(rot_q.device.type, 2**20) // (groups * n * rot_q.shape[2]))
     by_key = torch.unflatten(rot_q, 0, (-1, groups))
     pieces = [
-        _of_key_heads(planes.arrange(by_key[some]), planes.arrange(rot_k[some]), planes, back, width)
-        for some in (slice(h, h + step) for h in range(0, len(rot_k), step))
+        _of_key_heads(planes.arrange(by_key[heads]), planes.arrange(rot_k[heads]), planes, back, width)
+        for heads in (slice(h, h + step) for h in range(0, len(rot_k), step))
     ]
     joined = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     return PlaneStats(**joined, period=planes.period, slow=planes.period > width)
@@ -200,7 +200,9 @@ def _of_key_heads(q: Tensor, k: Tensor, planes: Planes, back: Tensor, width: int
     share = torch.where(sums.varies(variance[..., 0])[..., None], planes.by_plane(covariance) / variance, torch.nan)
     of_q = _phases((planes.to_complex(q) * back).flatten(0, 1), planes)
     of_k = {name: x.repeat_interleave(groups, 0) for name, x in _phases(planes.to_complex(k) * back, planes).items()}
-    phases = {f"{which}_{name}": x for which, found in (("q", of_q), ("k", of_k)) for name, x in found.items()}
+    phases = {
+        f"{which}_{name}": x for which, statistics in (("q", of_q), ("k", of_k)) for name, x in statistics.items()
+    }
     return phases | {"share": share.flatten(0, 1)}
 
 

@@ -112,13 +112,13 @@ class LogitSums:
         totals = _positive(whole.sum(0))  # (3, heads)
         rest = _positive(whole.sum(0) - whole)  # (documents, 3, heads)
         shares = terms.sum(0) / totals[0]
-        given = (terms.sum(0) - terms) / rest[:, :1]
+        without_each = (terms.sum(0) - terms) / rest[:, :1]
         # Position · position is estimated from the other documents, so it already leaves out the document.
         left_out = position * (count - 1) / rest
         pp, axes_pp, distance_pp = (
             Estimate(position[:, axis].sum(0) / totals[axis], left_out[:, axis]) for axis in range(3)
         )
-        pc, cp, cc = (Estimate(shares[term], given[:, term]) for term in range(3))
+        pc, cp, cc = (Estimate(shares[term], without_each[:, term]) for term in range(3))
         return LogitSplit(
             pp=pp,
             pc=pc,
@@ -135,8 +135,8 @@ class LogitSums:
     def _explained(self, q: Tensor, k: Tensor) -> Tensor:
         """Return centred squares of the logits, of their three-axis fit and of their distance curve, ``(3, heads)``."""
         fit = fit_axes(q, k, window=self._window)
-        found = torch.stack([fit.tss, fit.tss - fit.sse, fit.tss * fit.r_subset["a"].square()])
-        return torch.where(fit.r.isnan(), 0.0, found)  # the squares of constant logits are rounding
+        squares = torch.stack([fit.tss, fit.tss - fit.sse, fit.tss * fit.r_subset["a"].square()])
+        return torch.where(fit.r.isnan(), 0.0, squares)  # the squares of constant logits are rounding
 
 
 def logit_split(q: Tensor, k: Tensor, *, window: int | None = None) -> LogitSplit:
@@ -284,8 +284,8 @@ def split_documents(subject: Subject, documents: Sequence[Tensor], config: Split
         subject.run(ids[None], lambda attention: layers[attention.layer].first(attention))
     for ids in documents:
         subject.run(ids[None], lambda attention: layers[attention.layer].second(attention))
-    found = {index: layers[index].scores(index) for index in sorted(layers)}
-    names = next(iter(found.values()))[1] if found else {}
-    left_out = {name: torch.cat([of_layer[name] for _, of_layer in found.values()], -1) for name in names}
+    by_layer = {index: layers[index].scores(index) for index in sorted(layers)}
+    names = next(iter(by_layer.values()))[1] if by_layer else {}
+    left_out = {name: torch.cat([of_layer[name] for _, of_layer in by_layer.values()], -1) for name in names}
     means = {without(name): Column(values.nanmean(-1), ("document",)) for name, values in left_out.items()}
-    return Scores(layers=[scores for scores, _ in found.values()], whole=errors_of_means(left_out), curves=means)
+    return Scores(layers=[scores for scores, _ in by_layer.values()], whole=errors_of_means(left_out), curves=means)

@@ -115,13 +115,13 @@ class Pieces:
         pieces = [(first, end) for start, end in parts for first in range(start, end, length)]
         starts, ends = torch.tensor(pieces).T
         index = starts[:, None] + torch.arange(length)
-        found = (
+        tensors = (
             torch.where(index < ends[:, None], index, n),
             torch.tensor(counts),
             (ends <= torch.tensor(counts)[:, None]).sum(1) - 1,
             torch.tensor([counts.index(count) for count in rows]),
         )
-        return Pieces(*(x.to(device) for x in found))
+        return Pieces(*(x.to(device) for x in tensors))
 
 
 def _closed_form(query: QueryLogits) -> Deviations:
@@ -154,8 +154,10 @@ def _closed_form(query: QueryLogits) -> Deviations:
     forms += q.conj()[..., None] * (contents.plain * places.plain)[:, where]  # (groups, rows, planes, planes)
     both = (forms.sum(-2) * q.conj()).sum(-1, keepdim=True).real / 2 / size**2
     at_place, of_content = (  # k̄ · u_p + b_p and k_c · ū + b̄, (groups, rows, n), in the precision of the keys
-        block_logits(to_real((q * one.mean[:, where].conj()).to(other.dtype))[:, None], in_blocks(other, 1), None, None)
-        for one, other in ((contents, query.turns), (places, query.k))
+        block_logits(
+            to_real((q * moments.mean[:, where].conj()).to(other.dtype))[:, None], in_blocks(other, 1), None, None
+        )
+        for moments, other in ((contents, query.turns), (places, query.k))
     )
     at_place, of_content = at_place.double(), of_content.double()
     if query.bias is not None:
@@ -165,8 +167,8 @@ def _closed_form(query: QueryLogits) -> Deviations:
     largest = query.k.abs().double().square().sum(-1).amax(-1)[:, None, None]
     actual = variance(logits)
     constant = actual <= _ROUNDING**2 * q.abs().square().sum(-1, keepdim=True) * largest
-    found = (actual.masked_fill(constant, 0), positional.clamp_min(0), symbolic.clamp_min(0))
-    return Deviations(*(x[..., 0] for x in found))
+    sums = (actual.masked_fill(constant, 0), positional.clamp_min(0), symbolic.clamp_min(0))
+    return Deviations(*(x[..., 0] for x in sums))
 
 
 _ENTRIES = {"cpu": 2**20, "cuda": 2**26}
@@ -175,14 +177,14 @@ _ENTRIES = {"cpu": 2**20, "cuda": 2**26}
 
 def _all_pairs(query: QueryLogits, block: int) -> Deviations:
     """Return deviations from the logits of all blocks at all positions, some queries and blocks at a time."""
-    found = torch.full((3, *query.q.shape[:2]), torch.nan, dtype=torch.float64, device=query.k.device)
+    deviations = torch.full((3, *query.q.shape[:2]), torch.nan, dtype=torch.float64, device=query.k.device)
     entries = _ENTRIES.get(query.k.device.type, _ENTRIES["cpu"])
     turns = query.turns.expand(len(query.k), -1, -1)
     for keys in sorted(set(query.counts)):
         count, used = keys // block, keys // block * block
         if count == 0:
             continue
-        chosen = torch.tensor([x == keys for x in query.counts], device=query.k.device).expand(found.shape[1:])
+        chosen = torch.tensor([x == keys for x in query.counts], device=query.k.device).expand(deviations.shape[1:])
         queries = max(1, entries // (used * min(count, 64)))
         for group, row in zip(*(torch.split(x, queries) for x in chosen.nonzero(as_tuple=True)), strict=True):
             contents = in_blocks(query.k[group, :used], block)
@@ -192,11 +194,11 @@ def _all_pairs(query: QueryLogits, block: int) -> Deviations:
             middle = logits.mean(-1, keepdim=True)  # avoids cancellation of large logits in float32
             centred, shift = (logits - middle).to(placed.dtype), middle[..., None].to(placed.dtype)
             sums = torch.zeros(2, len(group), dtype=torch.float64, device=logits.device)
-            some = max(1, entries // (used * len(group)))
-            for part in torch.split(torch.arange(count, device=logits.device), some):
+            step = max(1, entries // (used * len(group)))
+            for part in torch.split(torch.arange(count, device=logits.device), step):
                 placed_bias = None if bias is None else bias.mT[:, :, None]
                 there = block_logits(contents[:, :, part], placed, placed_bias, query.softcap).sub_(shift)
                 for index, expected in enumerate((centred[:, None], centred[:, part, None])):
                     sums[index] += (there - expected).square_().sum((-1, -2), dtype=torch.float64)
-            found[:, group, row] = torch.stack([logits.var(-1, correction=0), *(sums / count**2)])
-    return Deviations(*found)
+            deviations[:, group, row] = torch.stack([logits.var(-1, correction=0), *(sums / count**2)])
+    return Deviations(*deviations)

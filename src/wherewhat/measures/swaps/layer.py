@@ -106,7 +106,7 @@ def layer_swaps(
         raise MeasureError(f"block={min((block, *blocks))} must be 1 token or more")
     heads, count = attention.heads, len(queries)
     taus = (tau, *taus)
-    found = torch.empty(heads, count, 2 * len(taus) + 8, dtype=torch.float64)
+    columns_by_head = torch.empty(heads, count, 2 * len(taus) + 8, dtype=torch.float64)
     by_block = torch.full((2, heads, count, len(blocks)), torch.nan, dtype=torch.float64)
     for columns, counts, scores, logits in _scored(attention, queries, skip, sink_tokens, taus, block):
 
@@ -114,15 +114,15 @@ def layer_swaps(
             """Return ``(heads, queries, ...)`` on the CPU."""
             return x.reshape(heads, len(columns), *x.shape[2:]).cpu()
 
-        found[:, columns] = by_head(scores)
+        columns_by_head[:, columns] = by_head(scores)
         for index, size in enumerate(blocks):
             if max(counts) < 2 * size:
                 continue
             again = scores if size == block else _columns(score_swaps(logits(), taus=(tau,), block=size))
             both = again[..., 0], again[..., len(taus) if size == block else 1]
             by_block[:, :, columns, index] = torch.stack([by_head(x) for x in both])
-    s_pos, s_sym = torch.unflatten(found[..., :-8], -1, (2, -1)).unbind(-2)
-    bound, kept, effective, exclusion, s_pos_logits, s_sym_logits, *no_sink = found[..., -8:].unbind(-1)
+    s_pos, s_sym = torch.unflatten(columns_by_head[..., :-8], -1, (2, -1)).unbind(-2)
+    bound, kept, effective, exclusion, s_pos_logits, s_sym_logits, *no_sink = columns_by_head[..., -8:].unbind(-1)
     if bool((exclusion < 1 - 1e-3).any()):
         query = queries[int(exclusion.amin(0).argmin())]
         raise MeasureError(
@@ -187,7 +187,7 @@ def _scored(
         return (_first_columns(logits_of(*tensors), taus),)
 
     tensors = attention.rot_q, attention.rot_k, attention.positions.to(device), rotation.frequencies(device)
-    (found,) = launched(
+    (values,) = launched(
         recorded,
         *tensors,
         key=(
@@ -200,13 +200,13 @@ def _scored(
             Pieces.of(counts, max(counts), device),
         ),
     )
-    found = found.cpu()  # the only copy, which waits for the GPU
-    if not bool(found[0, 0, -1]):
+    values = values.cpu()  # the only copy, which waits for the GPU
+    if not bool(values[0, 0, -1]):
         logits = logits_of(*tensors)
         scores = _columns(score_swaps(logits, taus=taus))
-        found[..., : 2 * len(taus) + 3] = scores.cpu()
-        found[..., -3:-1] = _no_sink_columns(logits, scores, taus, block).cpu()
-    yield list(range(len(queries))), counts, found[..., :-1], lambda: logits_of(*tensors)
+        values[..., : 2 * len(taus) + 3] = scores.cpu()
+        values[..., -3:-1] = _no_sink_columns(logits, scores, taus, block).cpu()
+    yield list(range(len(queries))), counts, values[..., :-1], lambda: logits_of(*tensors)
 
 
 def _first_columns(logits: QueryLogits, taus: tuple[float, ...]) -> Tensor:
@@ -232,8 +232,8 @@ def _no_sink_columns(logits: QueryLogits, scores: Tensor, taus: tuple[float, ...
     without = logits.without_sink()
     if max(without.counts) < 2 * block:
         return torch.full_like(scores[..., :2], torch.nan)
-    found = score_swaps(without, taus=taus[:1], block=block)
-    return torch.cat([found.s_pos, found.s_sym], -1)
+    without_sink = score_swaps(without, taus=taus[:1], block=block)
+    return torch.cat([without_sink.s_pos, without_sink.s_sym], -1)
 
 
 def _columns(scores: SwapScores) -> Tensor:
@@ -244,13 +244,13 @@ def _columns(scores: SwapScores) -> Tensor:
 
 def _deviation_columns(logits: QueryLogits, block: int) -> Tensor:
     """Return exclusion, positional and symbolic score from logits, ``(groups, rows, 3)``."""
-    found = logit_deviations(logits, block=block)
-    reach = 2 * found.variance.clamp_min(1e-300)
+    deviations = logit_deviations(logits, block=block)
+    reach = 2 * deviations.variance.clamp_min(1e-300)
     scores = (
-        torch.where(found.variance > 0, 1 - deviation / reach, 1.0).clamp(0, 1)
-        for deviation in (found.positional, found.symbolic)
+        torch.where(deviations.variance > 0, 1 - deviation / reach, 1.0).clamp(0, 1)
+        for deviation in (deviations.positional, deviations.symbolic)
     )
-    return torch.stack([found.exclusion, *scores], -1)
+    return torch.stack([deviations.exclusion, *scores], -1)
 
 
 def swap_scores(
@@ -357,8 +357,8 @@ def reference_scores(
     versions = [  # the blocks that are swapped, by query
         {q: _starts(x[x >= first], block) for q, x in zip(queries, keys, strict=True)} for first in (0, sink_tokens)
     ]
-    listed = [found for starts in versions for found in starts.values()]
-    pairs = sorted({(i, j) for found in listed for a, i in enumerate(found) for j in found[a + 1 :]})
+    listed = [keys for starts in versions for keys in starts.values()]
+    pairs = sorted({(i, j) for keys in listed for a, i in enumerate(keys) for j in keys[a + 1 :]})
     exponents = torch.empty(len(pairs), *scores.shape[:2], dtype=torch.float64)
     same, reverse = torch.zeros_like(exponents), torch.zeros_like(exponents)
     for index, (i, j) in enumerate(pairs):
@@ -368,8 +368,8 @@ def reference_scores(
         reverse[index] = (v.flip(0) * w).sum(0)
         first, second = (weights[..., start : start + block].mean(-1) for start in (i, j))
         exponents[index] = (first - second).abs() / tau
-    made = [[[i in starts[q] and j in starts[q] for q in queries] for i, j in pairs] for starts in versions]
-    alpha, no_sink = (exponents.masked_fill(~torch.tensor(taken)[:, None], -torch.inf).softmax(0) for taken in made)
+    swapped = [[[i in starts[q] and j in starts[q] for q in queries] for i, j in pairs] for starts in versions]
+    alpha, no_sink = (exponents.masked_fill(~torch.tensor(taken)[:, None], -torch.inf).softmax(0) for taken in swapped)
     effective = torch.special.entr(alpha).sum(0).exp()
     s_pos, s_sym, *others = ((x * cosines).sum(0) for x in (alpha, no_sink) for cosines in (same, reverse))
     return s_pos, s_sym, effective, others[0], others[1]

@@ -187,16 +187,16 @@ def query_logits(
         for columns in _nested(keys):
             most = max((keys[x] for x in columns), key=len)
             longest = _slice(most)
-            some = slice(None) if len(columns) == len(part) else columns
+            part_rows = slice(None) if len(columns) == len(part) else columns
 
-            def grouped(x: Tensor, some: slice | list[int] = some, keys: slice | Tensor = longest) -> Tensor:
+            def grouped(x: Tensor, rows_here: slice | list[int] = part_rows, keys: slice | Tensor = longest) -> Tensor:
                 """Return entries of queries and keys, ``(kv_heads, heads of a key head · queries, keys)``."""
-                return x[:, some][..., keys].reshape(attention.kv_heads, -1, x[0, 0, keys].shape[0])
+                return x[:, rows_here][..., keys].reshape(attention.kv_heads, -1, x[0, 0, keys].shape[0])
 
             yield (
                 [start + x for x in columns],
                 QueryLogits.of(
-                    rot_q[:, some].reshape(attention.kv_heads, -1, rot_q.shape[-1]),
+                    rot_q[:, part_rows].reshape(attention.kv_heads, -1, rot_q.shape[-1]),
                     attention.k[0][:, longest].to(dtype),
                     attention.rotation,
                     attention.positions.reshape(-1, attention.m)[0, longest],
@@ -251,22 +251,22 @@ def keys_before(attention: LayerAttention, queries: Sequence[int], *, skip: int 
         if not 0 <= query < attention.n:
             raise MeasureError(f"there is no query at position {query} of {attention.n} tokens")
     if attention.mask.only_causal:
-        found = [torch.arange(skip, max(skip, query)) for query in queries]
+        key_indices = [torch.arange(skip, max(skip, query)) for query in queries]
     else:
         rows = torch.tensor(queries, device=attention.mask.device)
         visible = attention.visible(rows)[0].cpu()
         if not bool((visible == visible[:1]).all()):
             raise MeasureError(f"heads of layer {attention.layer} see different keys: swaps need the same keys for all")
         index, before = torch.arange(attention.m), torch.tensor(queries)[:, None]
-        found = [x.nonzero()[:, 0] for x in visible[0] & (index < before) & (index >= skip)]
-    for query, keys in zip(queries, found, strict=True):
+        key_indices = [x.nonzero()[:, 0] for x in visible[0] & (index < before) & (index >= skip)]
+    for query, keys in zip(queries, key_indices, strict=True):
         if len(keys) < 2:
             after = f" after the first {skip}" if skip else ""
             raise MeasureError(
                 f"the query at position {query} sees {len(keys)} keys before it{after}: a swap needs two; choose a "
                 "later query"
             )
-    return found
+    return key_indices
 
 
 def choose_queries(n: int, *, count: int, positions: Sequence[int] = ()) -> list[int]:

@@ -140,11 +140,11 @@ def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: 
         block: Keys per block. Keys left over at the end are not swapped.
     """
     pivots = Pivots.of(query, taus, block)
-    found = pivots.scores(pivots.sums(int(pivots.each.amax())))
+    scores = pivots.scores(pivots.sums(int(pivots.each.amax())))
     for where, parts in _tiled_swaps(pivots.blocks, pivots.even, pivots.number, taus):
-        for values, part in zip((found.s_pos, found.s_sym, found.bound, found.kept), parts, strict=True):
+        for values, part in zip((scores.s_pos, scores.s_sym, scores.bound, scores.kept), parts, strict=True):
             values[where] = part
-    return found
+    return scores
 
 
 def effective_swaps(weights: Tensor, seen: Tensor, tau: float) -> Tensor:
@@ -260,9 +260,9 @@ class Pivots:
             Sums of α, ``α cos(v', v)`` and ``α cos(v', reversed v)``, ``(groups, rows, 3, taus)`` float64.
         """
         blocks, query, (groups, rows, count) = self.blocks, self.blocks.query, self.chosen.shape
-        found = torch.zeros(groups, rows, 3 * len(self.taus), dtype=torch.float64, device=self.chosen.device)
+        sums = torch.zeros(groups, rows, 3 * len(self.taus), dtype=torch.float64, device=self.chosen.device)
         if number == 0:
-            return torch.unflatten(found, -1, (3, -1))
+            return torch.unflatten(sums, -1, (3, -1))
         step = max(1, blocks.limit(_ENTRIES) // (groups * count * blocks.size))
         contents, places = in_blocks(query.k, blocks.size), in_blocks(query.turns, blocks.size)
         ordered = self.chosen.flatten().cumsum(0)  # number of pivots up to each block
@@ -274,13 +274,13 @@ class Pivots:
             index = torch.searchsorted(ordered, before[group, None] + slots + 1).clamp_max_(len(ordered) - 1)
             row, block = index // count % rows, index % count  # (groups, slots)
             real = slots < each[group, None]  # the others are any blocks, without weight
-            some = slice(None) if len(group) == groups else group
+            chosen = slice(None) if len(group) == groups else group
             parts = self._swaps(
-                group[:, None], row, block, real, contents[some], places if len(places) == 1 else places[some]
+                group[:, None], row, block, real, contents[chosen], places if len(places) == 1 else places[chosen]
             )
             own = row[:, None] == torch.arange(rows, device=row.device)[:, None]  # (groups, rows, slots)
-            found[some] += own.double() @ parts  # in a fixed order, unlike index_add_ on a GPU
-        return torch.unflatten(found, -1, (3, -1))
+            sums[chosen] += own.double() @ parts  # in a fixed order, unlike index_add_ on a GPU
+        return torch.unflatten(sums, -1, (3, -1))
 
     def _swaps(
         self, group: Tensor, row: Tensor, block: Tensor, real: Tensor, contents: Tensor, places: Tensor
@@ -316,12 +316,12 @@ class Pivots:
         once = once.scatter_(-1, block[..., None], 0.0).to(same.dtype)
         gap = gap.sub_((self.highest - self.lowest)[group, row]).clamp_(max=0)
         gap = gap.to(same.dtype)  # after the differences, which are exact near zero, where weights are large
-        found: list[list[Tensor]] = [[], [], []]
+        totals: list[list[Tensor]] = [[], [], []]
         for tau in self.taus:
             alpha = (gap / tau).clamp_(min=-80).exp_().mul_(once)  # subnormal numbers would be slow and negligible
-            for sums, x in zip(found, (alpha, alpha * same, alpha * reverse), strict=True):
+            for sums, x in zip(totals, (alpha, alpha * same, alpha * reverse), strict=True):
                 sums.append(x.sum(-1, dtype=torch.float64))
-        return torch.stack([x for sums in found for x in sums], -1)
+        return torch.stack([x for sums in totals for x in sums], -1)
 
 
 def _tiled_swaps(
@@ -394,7 +394,7 @@ def _cosines(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cosine of ``(e^a, e^b)`` before and after a swap, and with its reverse; overwrites ``b - a``."""
     # A direction is (1, e) / √(1 + e²). Clamping at ±21 changes it by less than 1e-9; squares stay finite.
     ratio, ratio_after = (x.clamp_(-21, 21).exp_() for x in (before, after))
-    one = ratio.new_ones(())
-    size = torch.addcmul(one, ratio, ratio).mul_(torch.addcmul(one, ratio_after, ratio_after)).rsqrt_()
-    same = torch.addcmul(one, ratio, ratio_after).mul_(size)
+    unit = ratio.new_ones(())
+    size = torch.addcmul(unit, ratio, ratio).mul_(torch.addcmul(unit, ratio_after, ratio_after)).rsqrt_()
+    same = torch.addcmul(unit, ratio, ratio_after).mul_(size)
     return same, ratio.add_(ratio_after).mul_(size)
