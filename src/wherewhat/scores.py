@@ -184,22 +184,24 @@ class Scores:
         """
         self._check_layers(of)
         metrics = self._declared(declared, of)
-        return replace(self._real(of), layers=[one._real(of) for one in self.layers])._in_range(metrics, of, controls)
+        return replace(self._real(of), layers=[layer._real(of) for layer in self.layers])._in_range(
+            metrics, of, controls
+        )
 
     def _in_range(self, metrics: Mapping[str, Metric], of: str, controls: bool) -> Scores:
         """Return the scores on the CPU and in float64; raise for values that their declaration does not allow."""
         import torch
 
-        tensors = [x.detach() for one in self for x in one._of_heads(of).values()]
+        tensors = [x.detach() for part in self for x in part._of_heads(of).values()]
         lengths = [len(x) for x in tensors]
         if len({x.device for x in tensors}) > 1 or any(x.is_mps for x in tensors):  # which has no float64
             tensors = [x.cpu() for x in tensors]
         # One transfer for all layers and metrics.
         heads = torch.cat([x.double() for x in tensors]).cpu() if tensors else torch.zeros(0)
-        whole = torch.tensor([value for one in self for value in one.whole.values()], dtype=torch.float64)
+        whole = torch.tensor([value for part in self for value in part.whole.values()], dtype=torch.float64)
         self._check_values(torch.cat([heads, whole]), torch.tensor([*lengths, *[1] * len(whole)]), metrics, of)
         pieces = iter(torch.split(heads, lengths))
-        *layers, model = (replace(one, heads={name: next(pieces) for name in one.heads}) for one in self)
+        *layers, model = (replace(part, heads={name: next(pieces) for name in part.heads}) for part in self)
         scores = replace(model, layers=layers, metrics=metrics)
         if controls:
             scores._check_controls(of)
@@ -207,17 +209,17 @@ class Scores:
 
     def _check_layers(self, of: str) -> None:
         """Raise where a layer has no index of its own, and for values per head that are not of a layer."""
-        indices: list[Any] = [one.layer for one in self.layers]
+        indices: list[Any] = [layer.layer for layer in self.layers]
         for index in indices:
             if not isinstance(index, Integral) or index < 0:
                 raise MeasureError(f"{of} returned scores for layer {index!r}: give each layer its index, from 0")
             if indices.count(index) > 1:
                 raise MeasureError(f"{of} returned scores for layer {index} twice: give each layer its own index")
-        if any(one.layers for one in self.layers):
+        if any(layer.layers for layer in self.layers):
             raise MeasureError(f"{of} returned layers of a layer: give them to the scores of the model")
         if self.heads and self.layer == MODEL:
             raise MeasureError(f"{of} returned values per head for the model as a whole: return Scores(layer=…)")
-        wrong = next((name for one in self for name, x in one.curves.items() if not isinstance(x, Column)), None)
+        wrong = next((name for part in self for name, x in part.curves.items() if not isinstance(x, Column)), None)
         if wrong is not None:
             raise MeasureError(f"{of} returned the curve '{wrong}' without names of its dimensions: return a Column")
 
@@ -247,8 +249,8 @@ class Scores:
         """
         import torch
 
-        places = [(one, name) for one in self for name in one.heads] + [
-            (one, name) for one in self for name in one.whole
+        places = [(part, name) for part in self for name in part.heads] + [
+            (part, name) for part in self for name in part.whole
         ]
         if not places:
             return
@@ -260,28 +262,28 @@ class Scores:
         wrong |= (category == 1) & (values != values.floor()) & ~values.isnan()
         if bool(wrong.any()):
             first = int(wrong.nonzero()[0])
-            one, name = places[int((counts.cumsum(0) > first).nonzero()[0])]
-            raise MeasureError(_outside(metrics[name], float(values[first]), one, of))
+            place, name = places[int((counts.cumsum(0) > first).nonzero()[0])]
+            raise MeasureError(_outside(metrics[name], float(values[first]), place, of))
 
     def _declared(self, declared: Iterable[Metric], of: str) -> dict[str, Metric]:
         """Return the declaration of each metric; raise where one is missing."""
         known = [*declared]
-        found = {name: declaration(name, known) for name in self.names}
-        for name, metric in found.items():
+        by_name = {name: declaration(name, known) for name in self.names}
+        for name, metric in by_name.items():
             if metric is None:
                 names = [metric.name for metric in known]
                 raise MeasureError(
                     f"{of} returned '{name}', which is not one of its metrics: {nearest(str(name), names)}"
                 )
-        return {name: metric for name, metric in found.items() if metric is not None}
+        return {name: metric for name, metric in by_name.items() if metric is not None}
 
     def _check_controls(self, of: str) -> None:
         """Raise for a metric that is defined somewhere and whose control is missing."""
         for name, metric in self.metrics.items():
             if metric.control is None or metric.control in self.metrics:
                 continue
-            heads = (bool((~one.heads[name].isnan()).any()) for one in self if name in one.heads)
-            if any(heads) or any(not math.isnan(one.whole[name]) for one in self if name in one.whole):
+            heads = (bool((~part.heads[name].isnan()).any()) for part in self if name in part.heads)
+            if any(heads) or any(not math.isnan(part.whole[name]) for part in self if name in part.whole):
                 raise MeasureError(f"{of} returned '{name}' without its control '{metric.control}': return it, or NaN")
 
 

@@ -67,7 +67,7 @@ def fit_head_statistics(subject: Subject, texts: Sequence[Tensor]) -> dict[int, 
         fit = fit_layer(attention)
         centred = k - k.mean(1, keepdim=True)
         c = fit.c.to(k) - fit.c.to(k).mean(1, keepdim=True)
-        found = {
+        of_text = {
             "query": q.mean(1),
             "a": fit.a.double(),
             "offset": k.mean(1),
@@ -75,20 +75,20 @@ def fit_head_statistics(subject: Subject, texts: Sequence[Tensor]) -> dict[int, 
             "products": (per_query_head(centred, attention) * c[..., None]).mean(1),
         }
         before = sums.setdefault(attention.layer, {})
-        for name, value in found.items():
+        for name, value in of_text.items():
             before[name] = before[name] + value if name in before else value
 
     for ids in texts:
         subject.run(ids, add)
-    found = {}
+    statistics = {}
     for layer, own in sums.items():
         query, a, offset, squares, products = (total / len(texts) for total in own.values())
         size = squares.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
         eye = torch.eye(squares.shape[-1], dtype=squares.dtype, device=squares.device)
         solved = torch.linalg.inv(squares + _RIDGE * size[:, None, None] * eye)
         weights = (solved.repeat_interleave(len(query) // len(solved), 0) @ products[..., None])[..., 0]
-        found[layer] = HeadStatistics(query, a, weights, offset)
-    return found
+        statistics[layer] = HeadStatistics(query, a, weights, offset)
+    return statistics
 
 
 def replaced_output(
@@ -103,8 +103,8 @@ def replaced_output(
     if operation == "removed":
         return attention.value.new_zeros(len(attention.rot_q), attention.n, attention.heads, attention.value.shape[-1])
     if operation == "window":
-        found = limited_attention(attention, [False] * attention.heads, window=window, sinks=sinks)
-        return full_attention(attention) if found is None else found
+        output = limited_attention(attention, [False] * attention.heads, window=window, sinks=sinks)
+        return full_attention(attention) if output is None else output
     if operation == "mean_query":
         q = statistics.mean_query.to(device, dtype)[None, :, None].expand(1, -1, attention.n, -1)
         if attention.rotation is not None:
@@ -228,7 +228,7 @@ def measure_plan(
     ``full`` holds for each query head whether it sees everything, by layer; other layers are not changed.
     """
     planting = plant(ids, DEPTHS, run=RUN)
-    control, planted = (one.to(input_device(model)) for one in (planting.control, planting.planted))
+    control, planted = (ids.to(input_device(model)) for ids in (planting.control, planting.planted))
     edit = _limits(full, window=window, sinks=sinks)
     with torch.no_grad(), intervene(model, edit, proof=proof, blind=True):
         logits = model(input_ids=control, use_cache=False).logits
@@ -270,21 +270,21 @@ def measure_additions(
         ``(2, heads)`` by layer: equal for heads that are added together, zero for those that see everything already.
     """
     runs = VariantRuns(model, proof, ids, base=_limits(full, window=window, sinks=sinks), start=window)
-    found = {}
+    additions = {}
     for layer, count in plannable(proof).items():
-        found[layer] = torch.zeros(2, count.heads, dtype=torch.float64)
+        additions[layer] = torch.zeros(2, count.heads, dtype=torch.float64)
         left = [heads for heads in _unit_heads(count, unit) if not full[layer][heads.start]]
         if left:
             variants = [("whole", heads) for heads in left]
             loss, gain = runs.run(layer, variants, lambda attention, _: full_attention(attention))
             for heads, change in zip(left, torch.cat([runs.loss - loss, gain - runs.found]).T, strict=True):
-                found[layer][:, heads] = change[:, None]
-    return found
+                additions[layer][:, heads] = change[:, None]
+    return additions
 
 
 def _bounds(values: Sequence[float]) -> dict[str, float | None]:
-    found = interval(values)
-    return {"mean": found.mean, "low": found.low, "high": found.high}
+    estimate = interval(values)
+    return {"mean": estimate.mean, "low": estimate.low, "high": estimate.high}
 
 
 def outcome_curve(outcomes: Sequence[Mapping[str, float]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -298,28 +298,30 @@ def outcome_curve(outcomes: Sequence[Mapping[str, float]]) -> tuple[list[dict[st
         Rows with ``selector``, ``share``, ``rise``, ``found`` and ``part``, and ``loss`` and ``found`` of the model.
         ``part`` is the gain relative to that of the unchanged model on the same document; None if one has hardly any.
     """
-    retrieves = min(one["found"] for one in outcomes) > LEAST_GAIN
+    retrieves = min(outcome["found"] for outcome in outcomes) > LEAST_GAIN
     rows = [
         {
             "selector": selector,
             "share": share,
-            "rise": _bounds([one[f"loss{cell}"] - one["loss"] for one in outcomes]),
-            "found": _bounds([one[f"found{cell}"] for one in outcomes]),
-            "part": _bounds([one[f"found{cell}"] / one["found"] for one in outcomes]) if retrieves else None,
+            "rise": _bounds([outcome[f"loss{cell}"] - outcome["loss"] for outcome in outcomes]),
+            "found": _bounds([outcome[f"found{cell}"] for outcome in outcomes]),
+            "part": _bounds([outcome[f"found{cell}"] / outcome["found"] for outcome in outcomes])
+            if retrieves
+            else None,
         }
         for (selector, share), cell in sorted(_cells(outcomes[0]).items())
     ]
-    base = {name: _bounds([one[name] for one in outcomes]) for name in ("loss", "found")}
+    base = {name: _bounds([outcome[name] for outcome in outcomes]) for name in ("loss", "found")}
     return rows, base
 
 
 def _cells(outcome: Mapping[str, float]) -> dict[tuple[str, float], str]:
     """Return the ending of the names of metrics by selector and share; it is empty for the unchanged model."""
-    found = {("all", 1.0): ""}
+    cells = {("all", 1.0): ""}
     for cell in (metric.removeprefix("loss") for metric in outcome if metric.startswith("loss_")):
         selector, share = cell.removeprefix("_").rsplit("_", 1)
-        found[selector, float(share)] = cell
-    return found
+        cells[selector, float(share)] = cell
+    return cells
 
 
 def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -342,16 +344,16 @@ def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     shares = sorted(set.intersection(*curves.values())) if curves else []
     reference = next((name for name in ("greedy", "costs") if name in curves), None)
     values: dict[str, Callable[[Mapping[str, float], str], float]] = {
-        "rise": lambda one, cell: one[f"loss{cell}"] - one["loss"]
+        "rise": lambda outcome, cell: outcome[f"loss{cell}"] - outcome["loss"]
     }
-    if min(one["found"] for one in outcomes) > LEAST_GAIN:
-        values["part"] = lambda one, cell: one[f"found{cell}"] / one["found"]
+    if min(outcome["found"] for outcome in outcomes) > LEAST_GAIN:
+        values["part"] = lambda outcome, cell: outcome[f"found{cell}"] / outcome["found"]
     x = torch.tensor([0.0, *shares, 1.0], dtype=torch.float64)
     areas: dict[tuple[str, str], Tensor] = {}
     for selector in curves if shares else ():
         points = ["_none_0", *(cells[selector, share] for share in shares), ""]
         for name, value in values.items():
-            y = torch.tensor([[value(one, cell) for cell in points] for one in outcomes], dtype=torch.float64)
+            y = torch.tensor([[value(outcome, cell) for cell in points] for outcome in outcomes], dtype=torch.float64)
             areas[selector, name] = torch.trapezoid(y, x)
     rows = []
     for selector in curves if shares else ():

@@ -113,16 +113,16 @@ def make_plan(
     if triattention is not None:
         triattention = output_file(triattention, name="--triattention")
     needed = request.choose + request.documents
-    found = list(texts) if texts is not None else read_documents(text)
-    if len(found) < needed:
+    documents = list(texts) if texts is not None else read_documents(text)
+    if len(documents) < needed:
         raise TextError(
             f"a plan needs {request.choose} documents for choosing and {request.documents} others for measuring, but "
-            f"there are {len(found)}: give more texts, or fewer with --choose and --documents"
+            f"there are {len(documents)}: give more texts, or fewer with --choose and --documents"
         )
     progress.say(f"loading {model.model}")
     loaded = load_model(model, say=progress.say)
     with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
-        planner = _Planner(loaded, request, found[:needed], out, progress)
+        planner = _Planner(loaded, request, documents[:needed], out, progress)
         if triattention is not None:
             write_triattention(planner.subject, [planner.ids[name] for name in planner.choosing], triattention)
         return planner.plan(again=again)
@@ -227,11 +227,11 @@ class _Planner:
             started = time.perf_counter()
             whole: dict[str, float] = {}
             heads: dict[int, dict[str, Tensor]] = {}
-            for metric, found in compute(name).items():
-                if isinstance(found, float):
-                    whole[metric] = found
+            for metric, value in compute(name).items():
+                if isinstance(value, float):
+                    whole[metric] = value
                     continue
-                for layer, x in found.items():
+                for layer, x in value.items():
                     heads.setdefault(layer, {})[metric] = x
             scores = Scores(layers=[Scores(layer=layer, heads=x) for layer, x in heads.items()], whole=whole)
             scores = scores.checked([stored_metric("*", unit=unit)], of="plan")
@@ -262,13 +262,13 @@ class _Planner:
 
         tracked = self.progress.track(self.choosing, "scores of heads")
         stored = [self._part(f"choose:{name}", name, compute, unit="") for name in tracked]
-        found: dict[Selector, list[dict[int, Tensor]]] = {
-            selector: [{x.layer: x.heads[f"score_{selector}"] for x in one.layers} for one in stored]
+        by_selector: dict[Selector, list[dict[int, Tensor]]] = {
+            selector: [{x.layer: x.heads[f"score_{selector}"] for x in document.layers} for document in stored]
             for selector in wanted
         }
         if request.costs:
-            found["costs"] = self._costs()
-        means = {selector: _mean(each) for selector, each in found.items()}
+            by_selector["costs"] = self._costs()
+        means = {selector: _mean(each) for selector, each in by_selector.items()}
         if request.costs:
             means["combined"] = combined_scores([means[name] for name in SCORED], means["costs"])
         if "ranks" in request.selectors:
@@ -308,7 +308,7 @@ class _Planner:
             }
 
         stored = [self._part(f"greedy:{count}:{name}", name, compute) for name in self.choosing]
-        return _mean([_sums(one, f"fall_{count}", f"gained_{count}") for one in stored])
+        return _mean([_sums(document, f"fall_{count}", f"gained_{count}") for document in stored])
 
     def _costs(self) -> list[dict[int, Tensor]]:
         """Return the measured cost of limiting each head, by document for choosing; others give the statistics."""
@@ -335,7 +335,7 @@ class _Planner:
             }
 
         stored = [self._part(f"costs:{name}", name, compute) for name in self.choosing]
-        return [_sums(one, "rise_window", "lost_window") for one in stored]
+        return [_sums(document, "rise_window", "lost_window") for document in stored]
 
     def _share(self, scores: Mapping[int, Tensor]) -> tuple[float, str]:
         """Return the share to keep: the given one, or the smallest that reaches the goals on documents for choosing."""
@@ -351,12 +351,12 @@ class _Planner:
                 return {f"{metric}_{share:g}": x for metric, x in numbers.items()}
 
             wholes = [self._part(f"goal:{name}:{share:g}", name, compute).whole for name in self.choosing]
-            loss, found, loss_goal, found_goal = (
+            loss, gain, loss_goal, gain_goal = (
                 [whole[f"{metric}_{share:g}"] for whole in wholes]
                 for metric in ("loss", "found", "loss_goal", "found_goal")
             )
             rise = sum(map(operator.sub, loss_goal, loss)) / len(wholes)
-            part = sum(found_goal) / max(1e-9, sum(found))
+            part = sum(gain_goal) / max(1e-9, sum(gain))
             known[share] = rise, part
             enough = request.max_rise is None or rise <= request.max_rise
             return enough and (request.min_found is None or part >= request.min_found)
@@ -403,7 +403,7 @@ class _Planner:
         cells: dict[str, list[dict[int, tuple[int, ...]]]] = {"none_0": [dict.fromkeys(self.layers, ())]}
         for selector, shares in request.shares(share).items():
             ranked = random if selector == "random" else [units[selector]]
-            cells |= {f"{selector}_{kept!r}": [chosen(one, kept) for one in ranked] for kept in shares}
+            cells |= {f"{selector}_{kept!r}": [chosen(scores, kept) for scores in ranked] for kept in shares}
         plans = 1 + len({tuple(sorted(choice.items())) for choices in cells.values() for choice in choices})
 
         def compute(name: str) -> _Numbers:
@@ -424,14 +424,14 @@ class _Planner:
         return [dict(self._part(f"evaluate:{name}:{share:g}", name, compute).whole) for name in tracked]
 
 
-def _sums(scores: Scores, one: str, other: str) -> dict[int, Tensor]:
+def _sums(scores: Scores, first: str, other: str) -> dict[int, Tensor]:
     """Return the sum of two scores of heads, by layer."""
-    return {x.layer: x.heads[one] + x.heads[other] for x in scores.layers}
+    return {x.layer: x.heads[first] + x.heads[other] for x in scores.layers}
 
 
 def _mean(scores: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
     """Return the mean over documents of scores of heads, by layer."""
-    return {layer: torch.stack([one[layer].double() for one in scores]).mean(0) for layer in scores[0]}
+    return {layer: torch.stack([layers[layer].double() for layers in scores]).mean(0) for layer in scores[0]}
 
 
 def with_interval(row: Mapping[str, float | None], *, percent: bool = False) -> str:

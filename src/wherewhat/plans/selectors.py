@@ -77,38 +77,38 @@ def document_scores(
     Selectors without a score of each document are ignored. Limited heads see the last ``window`` and the first
     ``sinks`` keys.
     """
-    found: dict[Selector, dict[int, Tensor]] = {name: {} for name in SCORED if name in selectors}
+    scores: dict[Selector, dict[int, Tensor]] = {name: {} for name in SCORED if name in selectors}
     rotating: list[bool] = []
 
     def whole(attention: LayerAttention) -> None:
         if attention.layer not in layers:
             return
-        if "distance" in found:
+        if "distance" in scores:
             rotating.append(rotates(attention))
-            found["distance"][attention.layer] = distance_score(attention, sinks=sinks)
-        if "mass" in found:
-            found["mass"][attention.layer] = distant_mass(attention, window=window, sinks=sinks)
+            scores["distance"][attention.layer] = distance_score(attention, sinks=sinks)
+        if "mass" in scores:
+            scores["mass"][attention.layer] = distant_mass(attention, window=window, sinks=sinks)
 
     def swapped(attention: LayerAttention) -> None:
         if attention.layer in layers:
             queries = choose_queries(attention.n, count=_SWAP_QUERIES)
             swaps = layer_swaps(attention, queries, skip=min(sinks, attention.n // 4))
-            found["symbolic"][attention.layer] = (swaps.s_sym - swaps.s_pos).mean(1).double()
+            scores["symbolic"][attention.layer] = (swaps.s_sym - swaps.s_pos).mean(1).double()
 
-    if {"distance", "mass"} & set(found):
+    if {"distance", "mass"} & set(scores):
         subject.run(ids, whole)
-        if "distance" in found and not any(rotating):
+        if "distance" in scores and not any(rotating):
             raise MeasureError(
                 "no layer rotates its queries and keys, so there is no distance curve: leave the selector distance out"
             )
-    if "symbolic" in found:
+    if "symbolic" in scores:
         subject.run(ids[:, :_SWAP_TOKENS], swapped)
-    if "induction" in found:
-        found["induction"] = induction_scores(subject, ids, layers)
-    if "output" in found:
+    if "induction" in scores:
+        scores["induction"] = induction_scores(subject, ids, layers)
+    if "output" in scores:
         part = ids[:, : max(_GRADIENT_TOKENS, 4 * window)]
-        found["output"] = output_scores(model, proof, part, layers, window=window, sinks=sinks)
-    return found
+        scores["output"] = output_scores(model, proof, part, layers, window=window, sinks=sinks)
+    return scores
 
 
 def distance_score(attention: LayerAttention, *, sinks: int) -> Tensor:
@@ -151,7 +151,7 @@ def induction_scores(subject: Subject, ids: Tensor, layers: Mapping[int, LayerHe
     part = ids[:, : min(_REPEATED, ids.shape[1] // 2)]
     twice = torch.cat([part, part], 1)
     n = part.shape[1]
-    found: dict[int, Tensor] = {}
+    scores: dict[int, Tensor] = {}
 
     def measure(attention: LayerAttention) -> None:
         if attention.layer not in layers:
@@ -162,10 +162,10 @@ def induction_scores(subject: Subject, ids: Tensor, layers: Mapping[int, LayerHe
             targets = target_keys(twice[0].to(device), block.rows)[TARGETS.index("induction")]
             later = torch.arange(block.rows.start, block.rows.stop, device=device) >= n
             total += (block.weights * (targets & later[:, None])).sum((-1, -2)).double()
-        found[attention.layer] = (total / n).cpu()
+        scores[attention.layer] = (total / n).cpu()
 
     subject.run(twice, measure)
-    return found
+    return scores
 
 
 def output_scores(
@@ -206,7 +206,7 @@ def output_scores(
 
 def rank_scores(scores: Sequence[HeadScores]) -> dict[int, Tensor]:
     """Return the sum over selectors of the ranks of all heads, by layer."""
-    return _by_layer(torch.stack([_ranks(one) for one in scores]).sum(0), scores[0])
+    return _by_layer(torch.stack([_ranks(layers) for layers in scores]).sum(0), scores[0])
 
 
 def combined_scores(scores: Sequence[HeadScores], target: HeadScores) -> dict[int, Tensor]:
@@ -214,7 +214,7 @@ def combined_scores(scores: Sequence[HeadScores], target: HeadScores) -> dict[in
 
     The target is the cost of the heads on other documents than those to be evaluated.
     """
-    features = torch.stack([_ranks(one) for one in scores], 1)
+    features = torch.stack([_ranks(layers) for layers in scores], 1)
     weights = torch.linalg.lstsq(features, _ranks(target)[:, None], driver="gelsd").solution
     return _by_layer((features @ weights)[:, 0], target)
 
@@ -255,16 +255,16 @@ def greedy_scores(
     order: list[tuple[int, int]] = []
     ranked: list[tuple[int, int]] = []
     for count in counts:
-        full = {layer: tuple(sorted(one for own, one in order if own == layer)) for layer in layers}
+        full = {layer: tuple(sorted(unit for own, unit in order if own == layer)) for layer in layers}
         falls = unit_scores(measure(full), layers, unit, summed=False)
-        known = [(-value, layer, one) for layer, x in falls.items() for one, value in enumerate(x.tolist())]
-        ranked = [(layer, one) for _, layer, one in sorted(known) if (layer, one) not in order]
+        known = [(-value, layer, unit) for layer, x in falls.items() for unit, value in enumerate(x.tolist())]
+        ranked = [(layer, unit) for _, layer, unit in sorted(known) if (layer, unit) not in order]
         order, ranked = order + ranked[: count - len(order)], ranked[count - len(order) :]
-    place = {one: index for index, one in enumerate(order + ranked)}
+    place = {unit: index for index, unit in enumerate(order + ranked)}
     scores = {}
     for layer, heads in layers.items():
         units = heads.units(unit)
-        own = torch.tensor([len(place) - place[layer, one] for one in range(units)], dtype=torch.float64)
+        own = torch.tensor([len(place) - place[layer, unit] for unit in range(units)], dtype=torch.float64)
         scores[layer] = own.repeat_interleave(heads.heads // units)
     return scores
 
@@ -294,5 +294,5 @@ def chosen(scores: HeadScores, share: float) -> dict[int, tuple[int, ...]]:
     if any(math.isnan(value) for value, _, _ in listed):
         raise MeasureError("scores of heads hold NaN: the model's activations overflow")
     count = round(share * len(listed))
-    kept = sorted(listed, key=lambda one: (-one[0], one[1], one[2]))[:count]
+    kept = sorted(listed, key=lambda row: (-row[0], row[1], row[2]))[:count]
     return {layer: tuple(sorted(unit for _, own, unit in kept if own == layer)) for layer in scores}

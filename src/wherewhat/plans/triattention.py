@@ -103,14 +103,14 @@ def write_triattention(subject: ModelSubject, texts: Sequence[Tensor], file: Pat
     sums = QuerySums()
     for ids in texts:
         subject.run(ids, sums.add)
-    found, layout, loaded = sums.result(), sums.layout, subject.loaded
+    statistics, layout, loaded = sums.result(), sums.layout, subject.loaded
     assert layout is not None
     config: Any = loaded.model.config
     metadata = {
         "model_name": loaded.spec,
         "num_traces": len(texts),
         "head_dim": 2 * layout.rotation.planes,
-        "num_layers": len(found),
+        "num_layers": len(statistics),
         "num_attention_heads": layout.heads,
         "num_kv_heads": layout.kv_heads,
         "dtype": loaded.dtype,
@@ -120,7 +120,7 @@ def write_triattention(subject: ModelSubject, texts: Sequence[Tensor], file: Pat
         "rope_style": layout.rotation.pairing,
         "rope_type": str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")),
         "inv_freq": layout.rotation.inv_freq.float().cpu(),
-        "sampled_heads": [[layer, head] for layer in found for head in range(layout.heads)],
+        "sampled_heads": [[layer, head] for layer in statistics for head in range(layout.heads)],
     }
     stats = {
         f"layer{layer:02d}_head{head:02d}": {
@@ -128,7 +128,7 @@ def write_triattention(subject: ModelSubject, texts: Sequence[Tensor], file: Pat
             "q_mean_imag": mean[head].imag.float(),
             "q_abs_mean": size[head].float(),
         }
-        for layer, (mean, size) in found.items()
+        for layer, (mean, size) in statistics.items()
         for head in range(layout.heads)
     }
     data = io.BytesIO()

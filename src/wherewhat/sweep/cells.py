@@ -213,12 +213,12 @@ def _check(model: str) -> None:
 def _folders(folder: Path, pattern: str, where: str) -> list[Path]:
     """Return the checkpoint folders that match a name or a pattern such as ``step-*``, sorted by number."""
     try:
-        found = [path for path in folder.glob(pattern) if path.is_dir()]
+        folders = [path for path in folder.glob(pattern) if path.is_dir()]
     except (ValueError, NotImplementedError) as error:
         raise ConfigError(f"{where}: checkpoints '{pattern}' is no name or pattern: {error}") from error
-    if not found:
+    if not folders:
         raise LoadError(f"{where}: {str(folder)!r} has no checkpoint '{pattern}'")
-    return sorted(found, key=lambda path: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", path.name)])
+    return sorted(folders, key=lambda path: [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", path.name)])
 
 
 def _files(model: str, weights: str) -> JSON:
@@ -235,9 +235,9 @@ def _files(model: str, weights: str) -> JSON:
 
 
 def _state(path: Path) -> JSON:
-    found = path.stat()
+    status = path.stat()
     # As text, since nanoseconds exceed the integers that every JSON reader can represent.
-    return [found.st_size, str(found.st_mtime_ns)]
+    return [status.st_size, str(status.st_mtime_ns)]
 
 
 _MOST_CELLS = 100_000
@@ -279,7 +279,7 @@ def _software(measurements: Sequence[MeasurementEntry]) -> list[tuple[Measuremen
     """Return each measurement with what its cells depend on beside model and text: code, settings and versions."""
     shared = {**attention_settings(), "versions": versions()}
     configs = [build_config(entry.measurement.config, entry.options) for entry in measurements]
-    codes = [code_identity(entry.measurement, one) for entry, one in zip(measurements, configs, strict=True)]
+    codes = [code_identity(entry.measurement, config) for entry, config in zip(measurements, configs, strict=True)]
     return [(entry, {**code, **shared}) for entry, code in zip(measurements, codes, strict=True)]
 
 
@@ -335,7 +335,7 @@ class _Texts:
         if key not in self._known:
             texts = read_texts(request, measurement)
             if on_items and request.items is not None:
-                found = read_items(request.items, count=request.documents)
-                texts = [Document(item.name, item.text, item.source) for item in found]
+                items = read_items(request.items, count=request.documents)
+                texts = [Document(item.name, item.text, item.source) for item in items]
             self._known[key] = text_hash(texts) if texts else None
         return self._known[key]

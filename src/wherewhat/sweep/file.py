@@ -119,12 +119,12 @@ def check_keys(values: Mapping[str, Any], known: Iterable[str], where: str) -> N
 
 def typed(kind: type[Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return those of ``values`` that are fields of ``kind``, converted to the field's type."""
-    given = {key: value for key, value in values.items() if key in names_of(kind)}
+    known = {key: value for key, value in values.items() if key in names_of(kind)}
     try:
-        made = build_config(kind, given)
+        config = build_config(kind, known)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    return {key: getattr(made, key) for key in given}
+    return {key: getattr(config, key) for key in known}
 
 
 def axes_of(values: Mapping[str, Any], where: str, default: Axes | None = None) -> Axes:
@@ -133,18 +133,18 @@ def axes_of(values: Mapping[str, Any], where: str, default: Axes | None = None) 
     for weights in lists.get("weights", ()):
         if weights not in (known := typing.get_args(Weights)):
             raise ConfigError(f"{where}: there are no weights '{weights}': {nearest(str(weights), known)}")
-    found = typed(Axes, lists, where)
-    for seed in found.get("seeds", ()):
+    axes = typed(Axes, lists, where)
+    for seed in axes.get("seeds", ()):
         check_seed(seed, f"{where}: a seed")
-    return dataclasses.replace(default or Axes(), **found)
+    return dataclasses.replace(default or Axes(), **axes)
 
 
 def listed(value: Any, where: str) -> list[Any]:
     """Return a list unchanged, anything else as a list of one."""
-    found = list(value) if isinstance(value, list | tuple) else [value]
-    if not found or found == [None]:
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    if not values or values == [None]:
         raise ConfigError(f"{where} is empty: give at least one, or leave the key out")
-    return found
+    return values
 
 
 def model_entry(value: Any, where: str, axes: Axes) -> ModelEntry:

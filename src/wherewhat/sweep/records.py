@@ -59,22 +59,22 @@ class SweepFolder:
 
     def content(self) -> dict[str, Any]:
         """Return the content of ``sweep.json``."""
-        found = parse_object(self.place.read(self._path(SWEEP)) or b"")
+        content = parse_object(self.place.read(self._path(SWEEP)) or b"")
         where = f"{self.place.address}/{self._path(SWEEP)}"
-        cells: Any = found.get("cells") if found is not None else None
-        if found is None or not isinstance(cells, dict) or not all(isinstance(one, dict) for one in cells.values()):
+        cells: Any = content.get("cells") if content is not None else None
+        if content is None or not isinstance(cells, dict) or not all(isinstance(cell, dict) for cell in cells.values()):
             raise StoreError(f"{where} is missing or damaged: start its sweep again, finished cells are kept")
-        if found.get("schema") != SCHEMA:
-            raise StoreError(f"{where} has version {found.get('schema')}, not {SCHEMA}: upgrade wherewhat")
-        return dict(found)
+        if content.get("schema") != SCHEMA:
+            raise StoreError(f"{where} has version {content.get('schema')}, not {SCHEMA}: upgrade wherewhat")
+        return dict(content)
 
     def records(self, cells: Iterable[str]) -> dict[str, Record]:
         """Return the records of cells that have one, with one listing and one read of existing files."""
         wanted = {f"{cell}.json": cell for cell in cells}
         there = [name for name in self.place.names(self._path(CELLS)) if name in wanted]
         contents = self.place.read_many(self._path(f"{CELLS}/{name}") for name in there)
-        found = {wanted[path.rpartition("/")[2]]: _record(content) for path, content in contents.items()}
-        return {cell: record for cell, record in found.items() if record is not None}
+        records = {wanted[path.rpartition("/")[2]]: _record(content) for path, content in contents.items()}
+        return {cell: record for cell, record in records.items() if record is not None}
 
     def record(self, cell: str) -> Record | None:
         """Return the record of one cell; None if it has none."""
@@ -109,12 +109,12 @@ def sweep_folders(place: Place) -> list[SweepFolder]:
 def finished_elsewhere(place: Place, cells: Iterable[str], *, but: str) -> dict[str, Record]:
     """Return records of cells that other sweeps of the store have done, for a sweep file that was extended."""
     missing = set(cells)
-    found: dict[str, Record] = {}
+    finished: dict[str, Record] = {}
     for folder in sweep_folders(place):
         if folder.name != but and missing:
-            found |= {cell: record for cell, record in folder.records(missing).items() if record.done}
-            missing -= set(found)
-    return found
+            finished |= {cell: record for cell, record in folder.records(missing).items() if record.done}
+            missing -= set(finished)
+    return finished
 
 
 def _record(content: bytes) -> Record | None:
@@ -160,12 +160,12 @@ class Status:
 
 def statuses(place: Place, *, file_sha256: str | None = None) -> list[Status]:
     """Return the progress of the sweeps of a store: of all, or of those started from the file with this hash."""
-    found = []
+    folders = []
     for folder in sweep_folders(place):
         content = folder.content()
         if file_sha256 in (None, content.get("file_sha256")):
             cells = content["cells"]
             records = folder.records(cells)
             name, sha256 = str(content.get("name")), str(content.get("file_sha256"))
-            found.append(Status(name, folder.name, cells, records, sha256))
-    return found
+            folders.append(Status(name, folder.name, cells, records, sha256))
+    return folders
