@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from wherewhat.report.captions import CAPTIONS
-from wherewhat.report.measurements import Runs
+from wherewhat.runs.collection import Runs
 from wherewhat.runs.request import Request
 
 

@@ -14,7 +14,7 @@ from wherewhat.measures.split.statistics import jackknife_error
 from wherewhat.measures.statistics import Interval, around
 from wherewhat.report.claims.claim import jackknife_difference
 from wherewhat.report.findings import RULES, _verb, find
-from wherewhat.report.measurements import OtherRun, Runs
+from wherewhat.runs.collection import OtherRun, Runs
 from wherewhat.runs.request import Request, model_request
 from wherewhat.runs.results import MetricSummary
 from wherewhat.scores import UNBOUNDED, Metric

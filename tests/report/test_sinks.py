@@ -6,7 +6,7 @@ import pytest
 
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS
 from wherewhat.report.findings import RULES
-from wherewhat.report.measurements import Runs
+from wherewhat.runs.collection import Runs
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.scores import UNBOUNDED
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from wherewhat.measures.statistics import Interval, in_words, interval, student
-from wherewhat.report.measurements import Runs
+from wherewhat.rules.numbers import count_documents
+from wherewhat.runs.collection import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
 from wherewhat.scores import UNBOUNDED
 
@@ -116,11 +117,6 @@ def script_json(data: Any) -> str:
     return plain.translate(_HTML)
 
 
-def count_documents(count: int) -> str:
-    """Return a number of documents in words: ``one document``, ``4 documents``."""
-    return "one document" if count == 1 else f"{count} documents"
-
-
 def interval_json(value: Interval, words: str | None = None) -> dict[str, Any]:
     """Return a mean with its 95 % interval, in numbers and in words, and its number of documents."""
     numbers = {"mean": rounded(value.mean), "low": rounded(value.low), "high": rounded(value.high), "n": value.n}
@@ -164,18 +160,6 @@ def terms(runs: Runs) -> list[dict[str, str]]:
             entry = {"id": metric.name, "title": metric.title, "reading": metric.reading, "measurement": made.name}
             found.setdefault(metric.name, entry)
     return list(found.values())
-
-
-def head_labels(run: StoredRun, *, all_keys: bool = False) -> dict[tuple[int, int], int]:
-    """Return the code of each head's label, over all documents together where there are several; none if undefined.
-
-    Args:
-        run: A run of ``heads``.
-        all_keys: Labels of the papers, from the scores of all keys. By default sinks are a class of their own, and
-            other heads are labelled by their scores over the keys after the sink: these scores predict retrieval and
-            induction better, see the documentation of ``heads``.
-    """
-    return run.labels("label" if all_keys else "label_no_sink")
 
 
 def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
