@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from wherewhat.measures.statistics import Interval, in_words, interval, student
-from wherewhat.rules.numbers import count_documents
+from wherewhat.rules.numbers import count_documents, mean
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
-from wherewhat.scores import UNBOUNDED
 
 _DIGITS = 4
 _HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
@@ -130,8 +129,8 @@ def summary_json(summary: MetricSummary) -> dict[str, Any]:
 
 def mean_of(run: StoredRun, metric: str, *, less: str | None = None) -> dict[str, Any] | None:
     """Return the interval of a metric over the documents that have it; with ``less``, of its difference to another."""
-    values = run.values(metric, less=less)
-    return interval_json(interval(values).within(UNBOUNDED if less else run.range_of(metric))) if values else None
+    value = mean(run, metric, less=less)
+    return interval_json(value) if value.n else None
 
 
 def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list[float | None] | None]:

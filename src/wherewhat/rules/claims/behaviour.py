@@ -11,7 +11,7 @@ from wherewhat.rules.numbers import contrast, control_mean, declared_mean, head_
 from wherewhat.rules.rule import Item, Number, Statement, at_least, at_most, both, either, less_than
 
 
-@claim(7, source=HAN, change="another threshold than 0.1 nats, downstream tasks (wherewhat choices)", needs=("words",))
+@claim(7, "words", source=HAN, change="another threshold than 0.1 nats, downstream tasks (wherewhat choices)")
 def transposed_words(evidence: Evidence) -> Iterator[Item]:
     """Transposing up to 5 % of the words hardly matters, more than 10 % does."""
     run = evidence.run("words")
@@ -38,7 +38,7 @@ def transposed_words(evidence: Evidence) -> Iterator[Item]:
     )
 
 
-@claim(8, source=HAN, change="other rates, features swapped at later layers", needs=("positions",))
+@claim(8, "positions", source=HAN, change="other rates, features swapped at later layers")
 def positions_and_features(evidence: Evidence) -> Iterator[Item]:
     """Perturbing positions and perturbing features have similar effects."""
     run = evidence.run("positions")
@@ -63,7 +63,7 @@ def positions_and_features(evidence: Evidence) -> Iterator[Item]:
     yield "5 % of the tokens are swapped, at the first layer; targets are untouched ones."
 
 
-@claim(9, source=HAN, change="longer texts, other length methods (wherewhat extend)", needs=("extend",))
+@claim(9, "extend", source=HAN, change="longer texts, other length methods (wherewhat extend)")
 def outputs_inside(evidence: Evidence) -> Iterator[Item]:
     """Attention outputs under LM-Infinite stay in their training distribution, and therefore it works."""
     run = evidence.run("extend")
@@ -95,9 +95,9 @@ def outputs_inside(evidence: Evidence) -> Iterator[Item]:
 
 @claim(
     10,
+    "positions",
     source=HAN,
     change="another criterion or threshold, tested on models it was not chosen on",
-    needs=("positions",),
     also=("words",),
 )
 def criterion(evidence: Evidence) -> Iterator[Item]:
@@ -133,9 +133,9 @@ def criterion(evidence: Evidence) -> Iterator[Item]:
 
 @claim(
     16,
+    "prompts",
     source=URRUTIA,
     change="more prompts, longer lists, several hops, a model that solves the task at all",
-    needs=("prompts",),
 )
 def longer_inputs(evidence: Evidence) -> Iterator[Item]:
     """Letter generalises to longer inputs, number does not."""
@@ -165,9 +165,7 @@ def longer_inputs(evidence: Evidence) -> Iterator[Item]:
     yield "Prompts have one hop; intervals are over prompts."
 
 
-@claim(
-    19, source=URRUTIA, change="more prompts, longer lists, heads restricted to wrong frequencies", needs=("prompts",)
-)
+@claim(19, "prompts", source=URRUTIA, change="more prompts, longer lists, heads restricted to wrong frequencies")
 def answer_place(evidence: Evidence) -> Iterator[Item]:
     """Accuracy by place of the answer is U-shaped for Index and an inverted U for Retrieval with a wrong frequency."""
     run = evidence.run("prompts")

@@ -107,13 +107,7 @@ class ClaimVerdict:
 
 
 def claim(
-    number: int,
-    *,
-    source: str,
-    change: str,
-    needs: tuple[str, ...],
-    also: tuple[str, ...] = (),
-    rotary: bool = False,
+    number: int, *needs: str, source: str, change: str, also: tuple[str, ...] = (), rotary: bool = False
 ) -> Callable[[Callable[[Evidence], Iterable[Item]]], Claim]:
     """Turn a function into a :class:`Claim` with that rule; the statement is the docstring of the function."""
 

@@ -33,13 +33,7 @@ _LABORATORY = {
 """Claims of arXiv 2605.31558 about trained small models."""
 
 
-@claim(
-    17,
-    source=URRUTIA,
-    change="other bands, scores of planes weighted by their logits",
-    needs=("frequencies",),
-    rotary=True,
-)
+@claim(17, "frequencies", source=URRUTIA, change="other bands, scores of planes weighted by their logits", rotary=True)
 def frequency_roles(evidence: Evidence) -> Iterator[Item]:
     """Slow frequencies are symbolic, fast ones positional; masking them moves heads accordingly."""
     run = evidence.run("frequencies")
@@ -70,10 +64,7 @@ def frequency_roles(evidence: Evidence) -> Iterator[Item]:
 
 
 @claim(
-    18,
-    source=URRUTIA,
-    change="another temperature or block size of swaps, frequency IDs with linear weights",
-    needs=("heads",),
+    18, "heads", source=URRUTIA, change="another temperature or block size of swaps, frequency IDs with linear weights"
 )
 def anticorrelation(evidence: Evidence) -> Iterator[Item]:
     """s_pos and s_sym are anticorrelated over heads, and both correlate with the mean frequency."""
@@ -107,9 +98,9 @@ def anticorrelation(evidence: Evidence) -> Iterator[Item]:
 
 @claim(
     20,
+    "frequencies",
     source="ICLR 2026, PR1PPxvG9Q",
     change="another trained length than the stated one, longer texts, the band of each layer instead of their mean",
-    needs=("frequencies",),
     rotary=True,
 )
 def unrotated_planes(evidence: Evidence) -> Iterator[Item]:
@@ -139,9 +130,7 @@ def unrotated_planes(evidence: Evidence) -> Iterator[Item]:
     yield "The predicted index follows from the trained length of the configuration."
 
 
-@claim(
-    22, source="arXiv 2601.08297", change="another threshold of a slash, longer texts", needs=("heads", "random tokens")
-)
+@claim(22, "heads", "random tokens", source="arXiv 2601.08297", change="another threshold of a slash, longer texts")
 def random_tokens(evidence: Evidence) -> Iterator[Item]:
     """Slash-dominant heads are the same on random tokens."""
     text = evidence.run("heads")
@@ -174,9 +163,9 @@ def random_tokens(evidence: Evidence) -> Iterator[Item]:
 
 @claim(
     23,
+    "massive",
     source="arXiv 2502.01563",
     change="facts of other kinds (wherewhat choices), other retrieval than copying, values replaced in single layers",
-    needs=("massive",),
     rotary=True,
 )
 def massive_values(evidence: Evidence) -> Iterator[Item]:
@@ -223,9 +212,9 @@ def massive_values(evidence: Evidence) -> Iterator[Item]:
 
 @claim(
     24,
+    "heads",
     source="arXiv 2410.10819 and 2511.11579",
     change="an intervention instead of attention scores: wherewhat plan --compare symbolic --compare random",
-    needs=("heads",),
 )
 def retrieval_heads(evidence: Evidence) -> Iterator[Item]:
     """Retrieval heads are the symbolic ones."""

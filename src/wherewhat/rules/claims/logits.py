@@ -12,12 +12,7 @@ from wherewhat.rules.rule import Item, Number, Statement, at_least, at_most
 from wherewhat.runs.results import StoredRun
 
 
-@claim(
-    1,
-    source=HAN,
-    change="another threshold than 0.9, longer texts (a longer text has a lower noise floor)",
-    needs=("axes",),
-)
+@claim(1, "axes", source=HAN, change="another threshold than 0.9, longer texts (a longer text has a lower noise floor)")
 def additive(evidence: Evidence) -> Iterator[Item]:
     """Logits are close to a sum of a distance, a query and a key term (correlation 0.959)."""
     run, random, shuffled = evidence.run("axes"), evidence.find("axes", "random"), evidence.find("axes", "shuffled")
@@ -50,11 +45,7 @@ def additive(evidence: Evidence) -> Iterator[Item]:
 
 
 @claim(
-    2,
-    source=HAN,
-    change="another grid of dummy distances, distances beyond the text",
-    needs=("distance", "axes"),
-    rotary=True,
+    2, "distance", "axes", source=HAN, change="another grid of dummy distances, distances beyond the text", rotary=True
 )
 def two_terms(evidence: Evidence) -> Iterator[Item]:
     """The two terms f(q, d) + g(q, k) fit as well as three axes."""
@@ -72,13 +63,7 @@ def two_terms(evidence: Evidence) -> Iterator[Item]:
     yield "The two fits use different distances: dummy ones on a grid, and those of the text."
 
 
-@claim(
-    3,
-    source=HAN,
-    change="distances beyond the text, another control than random phases",
-    needs=("distance",),
-    rotary=True,
-)
+@claim(3, "distance", source=HAN, change="distances beyond the text, another control than random phases", rotary=True)
 def dummy_distance(evidence: Evidence) -> Iterator[Item]:
     """At dummy distances the key component stays and the distance component moves."""
     run = evidence.run("distance")
@@ -95,7 +80,7 @@ def dummy_distance(evidence: Evidence) -> Iterator[Item]:
     yield Statement(statement, moves, condition="only the distance component is meant")
 
 
-@claim(4, source=HAN, change="a tighter bound, longer texts (more planes turn)", needs=("planes",), rotary=True)
+@claim(4, "planes", source=HAN, change="a tighter bound, longer texts (more planes turn)", rotary=True)
 def plane_patterns(evidence: Evidence) -> Iterator[Item]:
     """Queries and keys have magnitude and phase patterns in RoPE planes that make logits additive, with a bound."""
     run, random = evidence.run("planes"), evidence.find("planes", "random")
@@ -115,11 +100,7 @@ def plane_patterns(evidence: Evidence) -> Iterator[Item]:
 
 
 @claim(
-    5,
-    source=HAN,
-    change="other seeds of the random model (--seed), another measure than r",
-    needs=("axes",),
-    also=("planes",),
+    5, "axes", source=HAN, change="other seeds of the random model (--seed), another measure than r", also=("planes",)
 )
 def untrained(evidence: Evidence) -> Iterator[Item]:
     """Randomly initialised models do not show it."""
@@ -141,7 +122,7 @@ def untrained(evidence: Evidence) -> Iterator[Item]:
     yield note
 
 
-@claim(6, source=HAN, change="nothing about the model: it is a property of the rotation", needs=("axes",), rotary=True)
+@claim(6, "axes", source=HAN, change="nothing about the model: it is a property of the rotation", rotary=True)
 def non_additive(evidence: Evidence) -> Iterator[Item]:
     """RoPE could express non-additive logits."""
     run = evidence.run("axes")
@@ -154,9 +135,10 @@ def non_additive(evidence: Evidence) -> Iterator[Item]:
 
 @claim(
     21,
+    "residual",
+    "axes",
     source="arXiv 2509.10534",
     change="the measure: share of variance or loss; additive logits fitted without later tokens",
-    needs=("residual", "axes"),
     rotary=True,
 )
 def entangled(evidence: Evidence) -> Iterator[Item]:
