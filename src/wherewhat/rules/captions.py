@@ -1,6 +1,6 @@
 """Captions: one sentence under each chart that says what it shows on this model, by rules as the findings are.
 
-A caption states a comparison only where :func:`~wherewhat.rules.rule.supports` allows it; else it says that the numbers
+A caption states a comparison only where :func:`~wherewhat.rules.rule.clear` allows it; else it says that the numbers
 do not decide, or gives the numbers alone. The first statement of a rule that holds is shown.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from wherewhat.measures.statistics import in_words
 from wherewhat.rules.findings import FINDINGS
 from wherewhat.rules.numbers import count_documents, mean
-from wherewhat.rules.rule import LEAST_DOCUMENTS, Rule, Statement, supports
+from wherewhat.rules.rule import LEAST_DOCUMENTS, Rule, Statement, clear
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.results import StoredRun
 
@@ -42,13 +42,13 @@ def _distance(runs: Runs) -> Iterator[Statement]:
     run, metric, scrambled = runs.run("distance"), "key_rank_correlation", "key_rank_correlation_scrambled"
     own, control, change = mean(run, metric), mean(run, scrambled), mean(run, metric, less=scrambled)
     numbers = f"rank correlation {in_words(own)}, with random phases {in_words(control)} ({_documents(own.n)})"
-    clear = supports(change, 0.0, _CLEAR)
-    yield Statement(f"The order of keys is kept better than with random phases: {numbers}.", clear, change.mean > 0)
+    better, worse = (clear(change, side, least=_CLEAR) for side in ("above", "below"))
+    yield Statement(f"The order of keys is kept better than with random phases: {numbers}.", better)
     text = (
         f"The order of keys is kept less well than with random phases: {numbers}. The phases of this model move the "
         "order of its keys."
     )
-    yield Statement(text, clear)
+    yield Statement(text, worse)
     yield Statement(f"How well the order of keys is kept: {numbers}.", change.n > 0)
 
 
@@ -66,8 +66,7 @@ def _bands(runs: Runs) -> Iterator[Statement]:
         yield Statement(
             f"Masking band {band} costs most: {in_words(total)} nats, against {in_words(control)} for as many random "
             f"planes ({documents}).",
-            cost.mean > 0,
-            supports(cost, 0.0, _CLEAR),
+            clear(cost, "above", least=_CLEAR),
         )
     yield _undecided(run)
     yield Statement(f"No band costs clearly more than as many random planes when it is masked ({documents}).")

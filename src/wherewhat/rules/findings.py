@@ -1,8 +1,8 @@
 """Findings: sentences that the numbers of a report support, each with interval, control and a link to its evidence.
 
 :data:`FINDINGS` holds the rules. The first statement of a rule that holds is shown: none where an interval includes no
-effect or is of fewer than three documents (see :func:`~wherewhat.rules.rule.supports`), where the effect is too small
-to matter, or where there is no control to compare with. A sentence about the clearest of several quantities rests on an
+effect or is of fewer than three documents (see :func:`~wherewhat.rules.rule.clear`), where the effect is too small to
+matter, or where there is no control to compare with. A sentence about the clearest of several quantities rests on an
 interval that is wider accordingly.
 """
 
@@ -24,16 +24,7 @@ from wherewhat.rules.numbers import (
     negative,
     untrained_difference,
 )
-from wherewhat.rules.rule import (
-    LEAST_DOCUMENTS,
-    Rule,
-    Statement,
-    at_least,
-    at_most,
-    differ_by_ratio,
-    strength,
-    supports,
-)
+from wherewhat.rules.rule import LEAST_DOCUMENTS, Rule, Statement, at_least, at_most, clear, differ_by_ratio
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.results import HeadCount, StoredRun
 
@@ -71,10 +62,9 @@ def _of_training(metric: str, what: str) -> Rule[Runs]:
             f"Training {_verb(own.mean, untrained.mean)} what only {what} explains: {in_words(own, percent=True)} of "
             f"the logits' variance, against {in_words(untrained, percent=True)} in one untrained model "
             f"({count_documents(own.n)}).",
-            supports(change, 0.0, _CLEAR_SHARE),
+            clear(change, least=_CLEAR_SHARE),
             differ_by_ratio(own, untrained, _CLEAR_RATIO),
             link=f"heads?metric={metric}",
-            strength=strength(change, 0.0),
         )
 
     return Rule(judge, ("axes",), control="random")
@@ -86,9 +76,8 @@ def _additivity(runs: Runs) -> Iterator[Statement]:
     sizes = f"{in_words(own)} here, {in_words(untrained)} in one untrained model ({count_documents(own.n)})"
     yield Statement(
         f"Training made logits {'more' if change.mean > 0 else 'less'} additive: r is {sizes}.",
-        supports(change, 0.0, _CLEAR_CHANGE),
+        clear(change, least=_CLEAR_CHANGE),
         link="heads?metric=r",
-        strength=strength(change, 0.0),
     )
     yield Statement(
         f"{'A high r' if own.mean >= _HIGH else 'r'} is no sign of training in this model: {sizes}.",
@@ -194,10 +183,9 @@ def _sink(runs: Runs) -> Iterator[Statement]:
     yield Statement(
         f"Heads give {in_words(own, percent=True)} of their attention to the first token; uniform attention would give "
         f"{100 * even.mean:.2g} % ({count_documents(own.n)}).",
-        own.mean >= 2 * even.mean,
-        supports(own, 2 * even.mean),
+        clear(own, "above", 2 * even.mean),
         link="heads?metric=sink_mass",
-        strength=strength(own, even.mean),
+        strength=clear(own, "above", even.mean).strength,
     )
 
 
@@ -214,15 +202,16 @@ def _perturbation(runs: Runs) -> Iterator[Statement]:
     costs = {kind: mean(run, f"rise_{kind}_at_{rate}_untouched", tests=len(kinds)) for kind in kinds}
     costs = {kind: cost for kind, cost in costs.items() if cost.n}
     among = f", the clearest of {len(costs)} perturbations" if len(costs) > 1 else ""
-    for kind, cost in sorted(costs.items(), key=lambda item: -strength(item[1], 0.0)):
-        yield Statement(
+    sentences = [
+        Statement(
             f"With {rate} % of {KINDS[kind]}{among}, the loss of the other tokens rises by {in_words(cost)} nats "
             f"({count_documents(cost.n)}).",
-            cost.mean > 0,
-            supports(cost, 0.0, _LEAST_COST),
+            clear(cost, "above", least=_LEAST_COST),
             link="perturbation",
-            strength=strength(cost, 0.0),
         )
+        for kind, cost in costs.items()
+    ]
+    yield from sorted(sentences, key=lambda sentence: -sentence.strength)
 
 
 def _length(runs: Runs) -> Iterator[Statement]:
@@ -237,10 +226,8 @@ def _length(runs: Runs) -> Iterator[Statement]:
         yield Statement(
             f"Beyond the trained length, {name} lowers the loss most of {len(rises)} methods, by "
             f"{in_words(negative(rise))} nats per token ({count_documents(rise.n)}).",
-            rise.mean < 0,
-            supports(rise, 0.0, _LEAST_COST),
+            clear(rise, "below", least=_LEAST_COST),
             link="length",
-            strength=strength(rise, 0.0),
         )
 
 
@@ -253,10 +240,8 @@ def _answers(measurement: str, right: str, unit: str) -> Rule[Runs]:
             yield Statement(
                 f"The model {right} {in_words(accuracy, percent=True)} of {accuracy.n} {unit}; chance is "
                 f"{100 * chance:.0f} %.",
-                accuracy.mean > chance,
-                supports(accuracy, chance),
+                clear(accuracy, "above", chance),
                 link=f"measured-{measurement}",
-                strength=strength(accuracy, chance),
             )
 
     return Rule(judge, (measurement,))
@@ -271,9 +256,8 @@ def _position(runs: Runs) -> Iterator[Statement]:
         yield Statement(
             f"Position accounts for {in_words(share, percent=True)} of the keys' variance, against "
             f"{in_words(other, percent=True)} in one untrained model ({count_documents(share.n)}).",
-            supports(change, 0.0, _CLEAR_SHARE),
+            clear(change, least=_CLEAR_SHARE),
             link="measured-split",
-            strength=strength(change, 0.0),
         )
 
 
@@ -284,10 +268,8 @@ def _residual(runs: Runs) -> Iterator[Statement]:
     yield Statement(
         f"With exactly additive logits in all heads the loss rises from {before:.2f} to {before + cost.mean:.2f} nats, "
         f"by {in_words(cost)} ({count_documents(cost.n)}).",
-        cost.mean >= 0,
-        supports(cost, 0.0, _LEAST_COST),
+        clear(cost, "above", least=_LEAST_COST),
         link="measured-residual",
-        strength=strength(cost, 0.0),
     )
 
 

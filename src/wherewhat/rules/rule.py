@@ -3,7 +3,7 @@
 Findings, captions, claims of papers, verdicts on length methods and claims about multi-hop models are made of rules. A
 :class:`Rule` names what it needs, and yields statements, the numbers that these rest on, and notes. A
 :class:`Statement` holds if all its tests do. A test is a :class:`Bound`, which writes its threshold into the text as
-well, or an outcome of :func:`supports` or of another comparison.
+well, or the outcome of another comparison.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ LEAST_DOCUMENTS = 3
 """Fewest documents that a statement rests on: the spread of two is not known well enough."""
 
 
+Side = Literal["at least", "at most", "less than", "above", "below", "apart from"]
+_CLEAR: tuple[Side, ...] = ("above", "below", "apart from")
+
+
 @dataclass(frozen=True)
 class Bound:
     """A number that must be on one side of a threshold; written as ``at least 0.9``.
@@ -28,27 +32,43 @@ class Bound:
         value: The mean with its interval; None if there is none.
         side: The side.
         threshold: The threshold.
+        least: Smallest difference to the threshold of a number that must be above, below or apart from it.
     """
 
     value: Interval | None
-    side: Literal["at least", "at most", "less than"]
+    side: Side
     threshold: float
+    least: float = 0.0
 
     @property
     def outcome(self) -> bool | None:
         """True if the whole interval is on the stated side, False if it is on the other one.
 
-        None if it includes the threshold, does not exist or is of fewer than :data:`LEAST_DOCUMENTS`.
+        None if it includes the threshold, does not exist or is of fewer than :data:`LEAST_DOCUMENTS`. Above, below and
+        apart from are also open if the difference is too small, or the interval has no width: equal documents are no
+        evidence.
         """
         if self.value is None or self.value.low is None or self.value.high is None or self.value.n < LEAST_DOCUMENTS:
             return None
         low, high, threshold = self.value.low, self.value.high, self.threshold
+        if self.side in _CLEAR and not (low < high and abs(self.value.mean - threshold) >= self.least):
+            return None
         holds, fails = {
             "at least": (low >= threshold, high < threshold),
             "at most": (high <= threshold, low > threshold),
             "less than": (high < threshold, low >= threshold),
+            "above": (low > threshold, high < threshold),
+            "below": (high < threshold, low > threshold),
+            "apart from": (high < threshold or low > threshold, False),
         }[self.side]
         return True if holds else False if fails else None
+
+    @property
+    def strength(self) -> float:
+        """The difference to the threshold relative to half of the interval; infinite without an interval."""
+        if self.value is None or self.value.low is None or self.value.high is None or self.value.low >= self.value.high:
+            return math.inf
+        return abs(self.value.mean - self.threshold) / ((self.value.high - self.value.low) / 2)
 
     def __format__(self, spec: str) -> str:
         """Return side and threshold in words, the threshold in a number's format."""
@@ -74,6 +94,11 @@ def less_than(value: Interval | None, threshold: float) -> Bound:
     return Bound(value, "less than", threshold)
 
 
+def clear(value: Interval, side: Side = "apart from", reference: float = 0.0, *, least: float = 0.0) -> Bound:
+    """Demand evidence for a difference to a reference, on one side or on any: the support that every sentence needs."""
+    return Bound(value, side, reference, least)
+
+
 def both(*tests: Test) -> bool | None:
     """Return whether all tests hold: None if none is contradicted and some are open."""
     outcomes = [test.outcome if isinstance(test, Bound) else test for test in tests]
@@ -84,23 +109,6 @@ def either(*tests: Test) -> bool | None:
     """Return whether any test holds: None if none does and some are open."""
     outcomes = [both(test) for test in tests]
     return True if True in outcomes else None if None in outcomes else False
-
-
-def supports(value: Interval, reference: float, least: float = 0.0) -> bool:
-    """Return whether a mean is evidence for a difference to a reference: the support that every sentence needs.
-
-    Its interval is of at least :data:`LEAST_DOCUMENTS`, has a width (equal documents are no evidence) and excludes the
-    reference, and the difference is at least ``least``.
-    """
-    if value.low is None or value.high is None or value.low == value.high or value.n < LEAST_DOCUMENTS:
-        return False
-    return not value.low <= reference <= value.high and abs(value.mean - reference) >= least
-
-
-def strength(value: Interval, reference: float) -> float:
-    """Return the difference of a mean to a reference relative to half of its interval."""
-    half = ((value.high or 0.0) - (value.low or 0.0)) / 2
-    return abs(value.mean - reference) / half if half > 0 else math.inf
 
 
 def differ_by_ratio(first: Interval, second: Interval, ratio: float) -> bool:
@@ -121,12 +129,15 @@ class Statement:
         tests: What must hold, all of it; without tests it always holds.
         condition: Completes "holds if" where other statements of a claim do not hold.
         link: Fragment of the page that shows the evidence of a finding.
-        strength: Effect relative to half of its 95 % interval; findings are sorted by it.
+        strength: Findings are sorted by it; by default that of the first bound for evidence of a difference, or 0.
     """
 
-    def __init__(self, text: str, *tests: Test, condition: str = "", link: str = "", strength: float = 0.0) -> None:
-        self.text, self.tests = text, tests
-        self.condition, self.link, self.strength = condition, link, strength
+    def __init__(
+        self, text: str, *tests: Test, condition: str = "", link: str = "", strength: float | None = None
+    ) -> None:
+        self.text, self.tests, self.condition, self.link = text, tests, condition, link
+        clear = (test.strength for test in tests if isinstance(test, Bound) and test.side in _CLEAR)
+        self.strength = next(clear, 0.0) if strength is None else strength
 
     @property
     def outcome(self) -> bool | None:

@@ -30,12 +30,9 @@ def transposed_words(evidence: Evidence) -> Iterator[Item]:
         yield "Answers to questions were not measured: use wherewhat choices --items TASK."
         return
     yield Number("change of accuracy at 5 % of words", fall, deep_fall.mean, "at 20 %")
-    yield Statement(
-        "accuracy falls by at most 0.02 at 5 % and by at least 0.02 at 20 %",
-        at_least(fall, -0.02),
-        at_most(deep_fall, -0.02),
-        condition="answers to questions are counted",
-    )
+    small, large = at_least(fall, -0.02), at_most(deep_fall, -0.02)
+    statement = "accuracy falls by at most 0.02 at 5 % and by at least 0.02 at 20 %"
+    yield Statement(statement, small, large, condition="answers to questions are counted")
 
 
 @claim(8, "positions", source=HAN, change="other rates, features swapped at later layers")
@@ -43,15 +40,11 @@ def positions_and_features(evidence: Evidence) -> Iterator[Item]:
     """Perturbing positions and perturbing features have similar effects."""
     run = evidence.run("positions")
     difference, feature_rise = "index_minus_feature", "rise_features_0_at_5_untouched"
-    related, gap = at_least(mean(run, "index_feature_correlation"), 0.5), mean(run, difference)
-    yield Number(
-        "correlation over targets of the two changes of the loss",
-        mean(run, "index_feature_correlation"),
-        0.0,
-        "unrelated changes",
-    )
+    same, gap = mean(run, "index_feature_correlation"), mean(run, difference)
+    yield Number("correlation over targets of the two changes of the loss", same, 0.0, "unrelated changes")
     title = "loss with swapped positions minus that with swapped features"
     yield Number(title, gap, mean(run, feature_rise).mean, "rise by features")
+    related = at_least(same, 0.5)
     yield Statement(f"the correlation is {related}", related, condition="the same targets are meant")
     above = over_documents(run, lambda gap, rise: gap - 0.5 * rise, difference, feature_rise)
     below = over_documents(run, lambda gap, rise: -gap - 0.5 * rise, difference, feature_rise)
@@ -79,14 +72,9 @@ def outputs_inside(evidence: Evidence) -> Iterator[Item]:
         yield Statement(f"the mean loss of the unmodified model rises by at least {COSTLY} nats", None)
         yield "The unmodified model does not fail on these texts."
         return
-    excess = over_documents(
-        run, lambda none, limited, inside: (limited - inside) - 0.25 * (none - inside), none, limited, inside
-    )
-    yield Statement(
-        "the shift beyond that of pieces is at most a quarter of the unmodified model's",
-        at_most(excess, 0.0),
-        condition="only the distribution of outputs is meant",
-    )
+    excess = over_documents(run, lambda x, y, usual: (x - usual) - 0.25 * (y - usual), limited, none, inside)
+    statement = "the shift beyond that of pieces is at most a quarter of the unmodified model's"
+    yield Statement(statement, at_most(excess, 0.0), condition="only the distribution of outputs is meant")
     flat, ordered = at_most(rise, COSTLY), at_least(ranks, 0.5)
     yield Statement(f"the loss rises by {flat} nats", flat, condition="only the loss is meant")
     statement = f"a smaller shift goes with a lower loss over methods: rank correlation of {ordered}"
