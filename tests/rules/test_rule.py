@@ -9,7 +9,20 @@ from wherewhat.report.judgement import CLAIMS
 from wherewhat.rules.captions import CAPTIONS
 from wherewhat.rules.findings import FINDINGS
 from wherewhat.rules.length_methods import NOTES, VERDICTS
-from wherewhat.rules.rule import Judged, Number, Rule, Statement, at_least, at_most, both, choose, either, less_than
+from wherewhat.rules.rule import (
+    Judged,
+    Number,
+    Rule,
+    Statement,
+    at_least,
+    at_most,
+    both,
+    choose,
+    clear,
+    differ_by_ratio,
+    either,
+    less_than,
+)
 from wherewhat_lab.multihop.claims import TRAINED_CLAIMS
 
 TABLES = {
@@ -42,6 +55,24 @@ def test_bounds_and_their_combinations():
     assert [either(True, None), either(False, None), either(False, False)] == [True, None, False]
     assert both(at_least(near(1.02), 1.0), at_most(near(1.02), 1.0)) is False
     assert choose(Statement("a", False), Statement("b", None), Statement("c"), Statement("d")).text == "c"
+
+
+def test_evidence_for_a_difference():
+    for side, outcomes in (
+        ("apart from", [True, True, None]),
+        ("above", [True, False, None]),
+        ("below", [False, True, None]),
+    ):
+        assert [clear(near(x), side).outcome for x in (0.02, -0.02, 0.005)] == outcomes
+    assert clear(near(0.02), least=0.02).outcome
+    assert clear(near(0.02), least=0.03).outcome is None  # too small
+    assert clear(near(0.02, n=2)).outcome is None  # two documents
+    assert clear(near(0.02, 0.0)).outcome is None  # equal documents
+    assert clear(near(0.5, 0.1), reference=0.3).strength == pytest.approx(2)
+    sentences = [Statement("a", clear(near(0.05))), Statement("b", at_least(near(1), 0)), Statement("c", strength=3)]
+    assert [sentence.strength for sentence in sentences] == [pytest.approx(5), 0, 3]
+    assert differ_by_ratio(near(0.2), near(0.4), 2.0)
+    assert not differ_by_ratio(near(0.2), near(0.39), 2.0)
 
 
 class Known(dict):

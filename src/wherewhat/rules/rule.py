@@ -19,9 +19,9 @@ from wherewhat.models.source import Weights
 LEAST_DOCUMENTS = 3
 """Fewest documents that a statement rests on: the spread of two is not known well enough."""
 
-
 Side = Literal["at least", "at most", "less than", "above", "below", "apart from"]
 _CLEAR: tuple[Side, ...] = ("above", "below", "apart from")
+"""Sides of evidence for a difference, see :func:`clear`."""
 
 
 @dataclass(frozen=True)
