@@ -32,10 +32,10 @@ from wherewhat.lengths import METHODS
 from wherewhat.lengths.method import LengthMethod
 from wherewhat.measures.extend import ExtendConfig
 from wherewhat.measures.extend.text import LengthProbes
-from wherewhat.measures.extend.verdicts import compare_methods
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.loader import load
+from wherewhat.rules.length_methods import compare_methods
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.text.files import read_documents
 

@@ -30,8 +30,8 @@ from wherewhat.measures.swaps import LABELS, SCORE_LABELS, SINK
 from wherewhat.measures.swaps.scores import label, sink_heads
 from wherewhat.measures.tensors import centred_ranks, correlation
 from wherewhat.plans.costs import HeadStatistics, measure_head_costs
-from wherewhat.report.claims.heads import TOP, VERSIONS, ranked_higher
-from wherewhat.report.data import head_labels
+from wherewhat.rules.claims.heads import TOP, VERSIONS, ranked_higher
+from wherewhat.rules.numbers import head_labels
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.results import StoredRun
 

@@ -15,7 +15,20 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = SOURCE / "wherewhat"
-LAYERS = ("text", "models", "captures", "caches", "lengths", "measures", "runs", "plans", "report", "sweep", "cli")
+LAYERS = (
+    "text",
+    "models",
+    "captures",
+    "caches",
+    "lengths",
+    "measures",
+    "runs",
+    "plans",
+    "rules",
+    "report",
+    "sweep",
+    "cli",
+)
 """Folders from the lowest to the highest: a folder imports those before it."""
 
 LAB = "wherewhat_lab"

@@ -27,8 +27,8 @@ from wherewhat.models.source import SupportedModel as SupportedModel
 from wherewhat.models.source import supported_models as supported_models
 from wherewhat.plans.planner import make_plan as make_plan
 from wherewhat.plans.triattention import save_triattention as save_triattention
-from wherewhat.report.claims.judgement import Judgement as Judgement
-from wherewhat.report.claims.judgement import judge_claims as judge_claims
+from wherewhat.report.judgement import Judgement as Judgement
+from wherewhat.report.judgement import judge_claims as judge_claims
 from wherewhat.report.report import make_report as make_report
 from wherewhat.report.result import Result as Result
 from wherewhat.report.result import measure as measure

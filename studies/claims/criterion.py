@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from wherewhat.measures.statistics import wilson
-from wherewhat.report.claims.claim import head_means
+from wherewhat.rules.numbers import head_means
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.results import StoredRun
 

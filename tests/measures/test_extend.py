@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from zlib import crc32
 
@@ -30,9 +30,10 @@ from wherewhat.measures.extend.text import (
     read_in_pieces,
     sample_queries,
 )
-from wherewhat.measures.extend.verdicts import compare_methods, explanation, loss_verdict, retrieval_verdict
 from wherewhat.measures.measurement import all_metrics
+from wherewhat.measures.statistics import Interval
 from wherewhat.options import build_config, config_values
+from wherewhat.rules.length_methods import compare_methods
 
 SMALL = {"depths": (0, 100), "run": 2}
 SLOW = pytest.mark.slow
@@ -343,12 +344,12 @@ def test_retrieval_of_the_untouched_model_is_its_own():
     assert {name: found[f"{name}_none"] for name in scores} == pytest.approx(scores, **LOSS)
     names = {metric.name for metric in all_metrics(ExtendMeasurement(), config)}
     assert {name for name in found if "copy" in name or "key" in name or "answer" in name} <= names
-    comparison = compare_methods({name: About(value) for name, value in found.items()}, config.methods)
+    comparison = compare_methods({name: about(value) for name, value in found.items()}, config.methods)
     assert comparison.rows[1].metrics["codes"] == "keys_near-far"
     ids_only = measure_lengths(subject, ids, config).whole
     assert "second_copy_near-far" in ids_only
     assert "passkey_none" not in ids_only
-    notes = compare_methods({name: About(value) for name, value in ids_only.items()}, config.methods).notes
+    notes = compare_methods({name: about(value) for name, value in ids_only.items()}, config.methods).notes
     assert any("they need texts and a tokenizer" in note for note in notes)
 
 
@@ -380,75 +381,16 @@ def test_rank_correlation():
     assert rank_correlation(x, -x) == pytest.approx(-1)
 
 
-@dataclass(frozen=True)
-class About:
-    """A mean and how far its interval reaches."""
-
-    mean: float
-    reach: float = 0.01
-
-    @property
-    def low(self):
-        return self.mean - self.reach
-
-    @property
-    def high(self):
-        return self.mean + self.reach
-
-
-def estimates(**more):
-    found = {
-        "trained_length": About(256),
-        "text_length": About(3 * 256),
-        "found_pieces": About(2.0),
-        "rise_inside_x": About(0.0),
-        "loss_rise_x": About(0.0),
-    }
-    return found | {name.replace("__", "."): value for name, value in more.items()}
-
-
-def test_verdict_on_the_loss(subtests):
-    cases = [
-        ((0.01, 0.05, -0.2, 0.1), "flat to 3×"),
-        ((0.3, 0.4, 0.9, 2.0), "worse by 1.25× (+0.30 nats), broken by 2× (+0.90 nats)"),
-        ((0.0, 0.0, 0.0, 0.7), "flat to 2×, broken by 3× (+0.70 nats)"),
-        ((0.0, About(0.4, 0.5), 0.0, 0.0), "flat to 1.25×, unclear by 1.5× (+0.40 nats)"),
-    ]
-    for rises, words in cases:
-        with subtests.test(words=words):
-            steps = zip(("1.25", "1.5", "2", "4"), rises, strict=True)
-            more = {f"rise_to_{x}x_x": rise if isinstance(rise, About) else About(rise) for x, rise in steps}
-            assert loss_verdict(estimates(**more), "x") == words
-            dear = estimates(**more, rise_inside_x=About(0.25))
-            assert loss_verdict(dear, "x").startswith("costs 0.25 nats within the trained length already, ")
-
-
-def test_verdict_on_planted_runs(subtests):
-    within = "finds what is within 256 tokens, "
-    cases = [
-        (About(1.5), "finds what is beyond 256 tokens"),
-        (About(0.0), "cannot find what is beyond 256 tokens"),
-        (About(0.4), "finds little of what is beyond 256 tokens (20%)"),
-        (About(0.9, 1.0), "unclear whether it finds what is beyond 256"),
-    ]
-    for beyond, words in cases:
-        with subtests.test(words=words):
-            found = estimates(found_within_x=About(2.0), found_beyond_x=beyond)
-            assert retrieval_verdict(found, "x").startswith(within + words)
-            assert retrieval_verdict(found | {"found_pieces": About(0.05)}, "x") == ""
-
-
-def test_reasons_tell_a_shift_beside_that_of_no_change():
-    found = estimates(loss_rise_x=About(1.0), output_shift_x=About(0.8), output_shift_pieces=About(0.4))
-    assert explanation(found, "x") == " [outputs lie 0.8 spreads off; in pieces, 0.4]"
+def about(value):
+    return Interval(value, value - 0.01, value + 0.01, 4)
 
 
 def test_comparison_names_what_the_run_holds(subject):
     config = ExtendConfig(methods=("none", "lm-infinite", "yarn"), **SMALL)
     found = measure_lengths(subject, tokens(64), config)
-    numbers = {name: About(value) for name, value in found.whole.items()}
+    numbers = {name: about(value) for name, value in found.whole.items()}
     for layer in found.layers:
-        numbers |= {name: About(float(values.nanmean())) for name, values in layer.heads.items()}
+        numbers |= {name: about(float(values.nanmean())) for name, values in layer.heads.items()}
     comparison = compare_methods(numbers, config.methods)
     assert [row.name for row in comparison.rows] == ["none", "lm-infinite", "yarn"]
     for row in comparison.rows:

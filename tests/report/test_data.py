@@ -13,7 +13,7 @@ import torch
 from helpers.report import unpacked
 from wherewhat.measures.statistics import in_words, interval
 from wherewhat.report.data import _price, band, centred_curves, drawn_distances, packed, rounded, script_json
-from wherewhat.report.measurements import Runs
+from wherewhat.runs.collection import Runs
 from wherewhat.runs.request import Request
 from wherewhat.runs.results import HeadCount, MetricSummary
 from wherewhat.scores import Metric

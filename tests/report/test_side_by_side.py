@@ -23,10 +23,10 @@ from wherewhat.measures.statistics import interval, welch
 from wherewhat.models.memory import weight_sample
 from wherewhat.report import views
 from wherewhat.report.excerpt import Excerpt, Passage
-from wherewhat.report.measurements import Runs
 from wherewhat.report.page import Profiled
 from wherewhat.report.report import make_report
 from wherewhat.report.side_by_side import SAME_WEIGHTS, ComparedModel, difference, not_matched
+from wherewhat.runs.collection import Runs
 from wherewhat.runs.known import KnownRuns
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun

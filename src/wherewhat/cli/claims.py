@@ -58,7 +58,7 @@ def claims(
     are shared with other commands, and an interrupted command is resumed. Writes one JSON file, which `wherewhat
     report` with the same folder shows as a section.
     """
-    from wherewhat.report.claims.judgement import judge_claims
+    from wherewhat.report.judgement import judge_claims
 
     request = ModelRequest(**given)
     made = judge_claims(
@@ -83,7 +83,7 @@ def claims(
 
 def claims_table(claims: Sequence[dict[str, Any]], *, title: str, over: str) -> Table:
     """Return judged claims, as they are stored, with numbers, controls and verdicts; intervals are ``over`` units."""
-    from wherewhat.report.claims.claim import verdict_words
+    from wherewhat.rules.claims.claim import verdict_words
 
     table = Table(
         title=escape(title),
@@ -105,7 +105,7 @@ def claims_table(claims: Sequence[dict[str, Any]], *, title: str, over: str) -> 
 
 
 def _number(number: dict[str, Any]) -> str:
-    from wherewhat.report.claims.claim import number_words
+    from wherewhat.rules.claims.claim import number_words
 
     control = "" if number["control"] is None else f"; {number['control']:.3g} {number['control_title']}"
     return f"{number_words(number)} {number['title']}{control}"

@@ -16,8 +16,8 @@ from wherewhat.report.views import view_of
 
 if TYPE_CHECKING:
     from wherewhat.captures.summary import ProofTable
-    from wherewhat.measures.extend.verdicts import ComparisonTable
     from wherewhat.measures.measurement import Measurement
+    from wherewhat.rules.length_methods import ComparisonTable
     from wherewhat.runs.results import MetricSummary
 
 

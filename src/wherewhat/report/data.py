@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from wherewhat.measures.statistics import Interval, in_words, interval, student
-from wherewhat.report.measurements import Runs
+from wherewhat.rules.numbers import count_documents, mean
+from wherewhat.runs.collection import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
-from wherewhat.scores import UNBOUNDED
 
 _DIGITS = 4
 _HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
@@ -116,11 +116,6 @@ def script_json(data: Any) -> str:
     return plain.translate(_HTML)
 
 
-def count_documents(count: int) -> str:
-    """Return a number of documents in words: ``one document``, ``4 documents``."""
-    return "one document" if count == 1 else f"{count} documents"
-
-
 def interval_json(value: Interval, words: str | None = None) -> dict[str, Any]:
     """Return a mean with its 95 % interval, in numbers and in words, and its number of documents."""
     numbers = {"mean": rounded(value.mean), "low": rounded(value.low), "high": rounded(value.high), "n": value.n}
@@ -134,8 +129,8 @@ def summary_json(summary: MetricSummary) -> dict[str, Any]:
 
 def mean_of(run: StoredRun, metric: str, *, less: str | None = None) -> dict[str, Any] | None:
     """Return the interval of a metric over the documents that have it; with ``less``, of its difference to another."""
-    values = run.values(metric, less=less)
-    return interval_json(interval(values).within(UNBOUNDED if less else run.range_of(metric))) if values else None
+    value = mean(run, metric, less=less)
+    return interval_json(value) if value.n else None
 
 
 def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list[float | None] | None]:
@@ -164,18 +159,6 @@ def terms(runs: Runs) -> list[dict[str, str]]:
             entry = {"id": metric.name, "title": metric.title, "reading": metric.reading, "measurement": made.name}
             found.setdefault(metric.name, entry)
     return list(found.values())
-
-
-def head_labels(run: StoredRun, *, all_keys: bool = False) -> dict[tuple[int, int], int]:
-    """Return the code of each head's label, over all documents together where there are several; none if undefined.
-
-    Args:
-        run: A run of ``heads``.
-        all_keys: Labels of the papers, from the scores of all keys. By default sinks are a class of their own, and
-            other heads are labelled by their scores over the keys after the sink: these scores predict retrieval and
-            induction better, see the documentation of ``heads``.
-    """
-    return run.labels("label" if all_keys else "label_no_sink")
 
 
 def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:

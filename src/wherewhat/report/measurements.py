@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -19,6 +19,7 @@ from wherewhat.hashes import parse_object
 from wherewhat.measures.registry import measurements
 from wherewhat.progress import Progress, duration
 from wherewhat.report.views import Capacity, ReportRun, view_of
+from wherewhat.runs.collection import DRAWN, OtherRun, Runs
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, run, run_control
 from wherewhat.runs.identity import reused_line, unnoticed
@@ -34,9 +35,6 @@ DOCUMENTS, TOKENS = 4, 512
 """Documents and tokens of each by default."""
 
 _STANDARD_INPUT = "-"
-
-DRAWN = ("axes", "heads", "planes", "distance", "frequencies", "perturb", "extend")
-"""Measurements with their own parts of the page."""
 
 
 @dataclass(frozen=True)
@@ -175,87 +173,6 @@ def with_controls(wanted: Sequence[tuple[ScheduledRun, ReportRun]]) -> list[Sche
     ]
     # Sorted by weights, because a model is kept only until another one is requested.
     return [*(one for one, _ in wanted), *sorted(controls, key=lambda control: str(control.request.model.weights))]
-
-
-@dataclass(frozen=True)
-class OtherRun:
-    """A finished run of a measurement without its own part of the page.
-
-    Attributes:
-        runs: Its runs by weights: the model, then the control models that were measured with the same options.
-        more: Number of further finished runs of the same measurement and model, with other options or texts.
-        command: The command that made it; None if it is not known.
-    """
-
-    runs: dict[str, StoredRun]
-    more: int
-    command: str | None
-
-    @property
-    def name(self) -> str:
-        """Name of the measurement."""
-        return next(iter(self.runs.values())).measurement.name
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Finished runs of one model's report.
-
-    Attributes:
-        finished: Request and run of each.
-        left_out: One line for each measurement that the model does not allow, such as planes without rotation, and
-            for each control model that cannot be made.
-        others: Finished runs of measurements without their own part of the page.
-        plans: Plans of the model in the folder of run directories, newest first.
-        claims: Contents of the files of judged claims of the model there, newest first.
-        missing: Request and reason of each run that could not be made.
-    """
-
-    finished: list[tuple[Request, StoredRun]] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    others: list[OtherRun] = field(default_factory=list)
-    plans: list[Plan] = field(default_factory=list)
-    claims: list[dict[str, Any]] = field(default_factory=list)
-    missing: list[tuple[Request, str]] = field(default_factory=list)
-
-    @property
-    def shown(self) -> list[StoredRun]:
-        """Every run that the page shows, each once."""
-        found = [run for other in self.others for run in other.runs.values()]
-        return list({run.directory.path: run for run in [*(run for _, run in self.finished), *found]}.values())
-
-    @property
-    def first(self) -> tuple[Request, StoredRun]:
-        """The decomposition of the model itself."""
-        return self.finished[0]
-
-    @property
-    def own(self) -> str:
-        """The weights the report is about; others are control models."""
-        return self.first[0].model.weights
-
-    @property
-    def of_model(self) -> list[tuple[Request, StoredRun]]:
-        """Request and run of each measurement on the model itself."""
-        return [(request, run) for request, run in self.finished if request.model.weights == self.own]
-
-    def find(self, measurement: str) -> StoredRun | None:
-        """Return the run of a measurement on the model itself, if there is one."""
-        found = self.request(measurement)
-        return None if found is None else found[1]
-
-    def request(self, measurement: str) -> tuple[Request, StoredRun] | None:
-        """Return request and run of a measurement on the model itself, if there is one."""
-        return next((made for made in self.of_model if made[0].measurement == measurement), None)
-
-    def other(self, measurement: str, weights: str | None = None) -> StoredRun | None:
-        """Return the run of a measurement without its own part of the page, on the model itself by default."""
-        found = next((other.runs for other in self.others if other.name == measurement), {})
-        return found.get(weights or self.own)
-
-    def weights(self, measurement: str) -> dict[str, StoredRun]:
-        """Return the runs of a measurement by weights: the model, then its control models."""
-        return {r.model.weights: run for r, run in self.finished if r.measurement == measurement}
 
 
 @dataclass(frozen=True)

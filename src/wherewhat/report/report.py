@@ -18,10 +18,11 @@ from wherewhat.progress import Progress, Silent
 from wherewhat.report.data import headline
 from wherewhat.report.excerpt import Excerpt, ExcerptFile, take_excerpt
 from wherewhat.report.learning import learning_curves
-from wherewhat.report.measurements import TOKENS, GivenText, Pace, Runs, given_text, measure, schedule
+from wherewhat.report.measurements import TOKENS, GivenText, Pace, given_text, measure, schedule
 from wherewhat.report.page import Profiled, Report, plotly_js
 from wherewhat.report.sections import collect
 from wherewhat.report.side_by_side import ComparedModel, compare_models
+from wherewhat.runs.collection import Runs
 from wherewhat.runs.execution import LastModel
 from wherewhat.runs.inputs import common_length
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request

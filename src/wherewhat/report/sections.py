@@ -22,8 +22,6 @@ from wherewhat.measures.perturb import KINDS, percent
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS
 from wherewhat.progress import counted
-from wherewhat.report.captions import captions
-from wherewhat.report.claims.claim import number_words, verdict_words
 from wherewhat.report.data import (
     Number,
     Value,
@@ -44,8 +42,10 @@ from wherewhat.report.data import (
 )
 from wherewhat.report.excerpt import Excerpt
 from wherewhat.report.figures import figure, pareto_figure
-from wherewhat.report.findings import find
-from wherewhat.report.measurements import Runs
+from wherewhat.rules.captions import captions
+from wherewhat.rules.claims.claim import number_words, verdict_words
+from wherewhat.rules.findings import find
+from wherewhat.runs.collection import Runs
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.request import option_text
 from wherewhat.runs.results import StoredRun
@@ -291,7 +291,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
             "tokens": request.tokens,
             "embedded": request.text is None and request.texts is None,
         },
-        "findings": [{"text": finding.text, "link": finding.link} for finding in find(runs)],
+        "findings": [{"text": finding.text, "link": finding.link} for finding in find(runs).values()],
         "captions": captions(runs),
         "numbers": [_number(number) for number in headline(runs)],
         "sizes": sizes(runs),

@@ -10,9 +10,10 @@ import torch
 
 from wherewhat.measures.statistics import Interval, in_words, interval, welch
 from wherewhat.measures.swaps import LABELS
-from wherewhat.report.data import WANTED, head_labels, interval_json, rounded, summary_json
+from wherewhat.report.data import WANTED, interval_json, rounded, summary_json
 from wherewhat.report.excerpt import Excerpt
-from wherewhat.report.measurements import Runs
+from wherewhat.rules.numbers import head_labels
+from wherewhat.runs.collection import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
 
 SAME_WEIGHTS = 0.5

@@ -22,8 +22,8 @@ from wherewhat.measures.measurement import (
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from wherewhat.measures.extend.verdicts import ComparisonTable
     from wherewhat.measures.statistics import Interval
+    from wherewhat.rules.length_methods import ComparisonTable
     from wherewhat.runs.results import StoredRun
 
 
@@ -134,7 +134,7 @@ def _beyond_trained(capacity: Capacity, tokens: int) -> ReportRun | str:
 
 def _verdicts(estimates: Mapping[str, Interval], config: Any) -> ComparisonTable:
     """Return the verdict on each length method."""
-    from wherewhat.measures.extend.verdicts import compare_methods
+    from wherewhat.rules.length_methods import compare_methods
 
     return compare_methods(estimates, config.methods)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -13,20 +13,10 @@ from wherewhat.errors import ConfigError
 from wherewhat.hashes import plain_json
 from wherewhat.measures.statistics import Interval, interval, wilson
 from wherewhat.measures.swaps import LABELS
-from wherewhat.report.claims.claim import (
-    LEAST_DOCUMENTS,
-    MOST,
-    ClaimNumber,
-    ClaimPart,
-    ClaimVerdict,
-    Judged,
-    at_least,
-    at_most,
-    both,
-    verdict_json,
-    verdict_of,
-)
-from wherewhat.report.claims.judgement import CLAIMS, FORMAT, Judgement
+from wherewhat.models.source import Weights
+from wherewhat.report.judgement import CLAIMS, FORMAT, Judgement
+from wherewhat.rules.claims.claim import MOST, Claim, ClaimVerdict, verdict_json, verdict_of
+from wherewhat.rules.rule import LEAST_DOCUMENTS, Item, Number, Rule, Statement, at_least, at_most
 from wherewhat.runs.layout import collect_versions
 from wherewhat.scores import SHARE
 from wherewhat_lab.constructions.checks import check_randomly
@@ -41,14 +31,19 @@ from wherewhat_lab.multihop.figures import INDEX_ANGLE, PAPER, RETRIEVAL_ANGLE, 
 from wherewhat_lab.multihop.learning import PURE, align, find_learning
 from wherewhat_lab.tasks.one_hop import IndexTask, RetrievalTask
 
-Runs = Mapping[str, Sequence[RunFigures]]
-"""Runs with different seeds by task, ``number`` and ``letter``."""
-
 LONGER = 500
 """Extra tokens at which generalisation is judged."""
 
 SPREAD = 0.05
 """Share of the training steps above which numbers of hops are learned one after the other."""
+
+
+class TrainedRuns(dict[str, Sequence[RunFigures]]):
+    """Runs with different seeds by task, ``number`` and ``letter``."""
+
+    def find(self, task: str, weights: Weights | None = None) -> Sequence[RunFigures] | None:
+        """Return the runs of a task; None if there are none. Trained models have no control models."""
+        return None if weights else self.get(task)
 
 
 def check_seeds(found: Mapping[str, Sequence[object]]) -> None:
@@ -58,32 +53,30 @@ def check_seeds(found: Mapping[str, Sequence[object]]) -> None:
         raise ConfigError(f"claims are judged over seeds: give three or more runs of the {missing[0]} task")
 
 
-def judge_runs(found: Runs) -> list[ClaimVerdict]:
+def judge_runs(found: Mapping[str, Sequence[RunFigures]]) -> list[ClaimVerdict]:
     """Judge claims 11 to 16 on trained models; the statements are those of ``wherewhat claims``.
 
     Args:
         found: Numbers of the runs of both tasks, three or more seeds each.
     """
     check_seeds(found)
-    claims = {claim.number: claim for claim in CLAIMS}
-    names = tuple(one.run.path.name for runs in found.values() for one in runs)
+    names = tuple(figures.run.path.name for runs in found.values() for figures in runs)
     verdicts = []
-    for number, rule in _RULES.items():
-        judged = rule(found)
-        verdict, condition = verdict_of(judged.parts)
-        claim = replace(claims[number], change=_CHANGE[number])
-        verdicts.append(ClaimVerdict(claim, verdict, condition, judged, names))
+    for claim in TRAINED_CLAIMS:
+        assert claim.rule is not None
+        judged = claim.rule.judged(TrainedRuns(found))
+        verdicts.append(ClaimVerdict(claim, *verdict_of(judged.statements), judged, names))
     return verdicts
 
 
-def judgement(found: Runs, verdicts: Sequence[ClaimVerdict]) -> Judgement:
+def judgement(found: Mapping[str, Sequence[RunFigures]], verdicts: Sequence[ClaimVerdict]) -> Judgement:
     """Return the verdicts in the form in which those on pretrained models are stored."""
-    runs = [one.run for same in found.values() for one in same]
+    runs = [figures.run for same in found.values() for figures in same]
     result: dict[str, Any] = {
         "wherewhat_claims": FORMAT,
         "model": "multi-hop models",
         "weights": "trained",
-        "claims": [verdict_json(one) for one in verdicts],
+        "claims": [verdict_json(verdict) for verdict in verdicts],
         "runs": [
             {"name": run.path.name, "config_hash": run.directory.config_hash, "setup": run.setup.values()}
             for run in runs
@@ -94,76 +87,70 @@ def judgement(found: Runs, verdicts: Sequence[ClaimVerdict]) -> Judgement:
     return Judgement(cast("dict[str, Any]", plain_json(result)))
 
 
-def _purity(found: Runs) -> Judged:
-    aligned = {task: align([one.records for one in runs]) for task, runs in found.items()}
-    numbers, together, before = [], [], []
-    for task, one in aligned.items():
-        correlation = one.correlation_interval()
+def _trained(number: int, *, change: str) -> Callable[[Callable[[TrainedRuns], Iterable[Item]]], Claim]:
+    """Turn a function into the rule by which the claim of that number is judged on trained models."""
+
+    def declare(judge: Callable[[TrainedRuns], Iterable[Item]]) -> Claim:
+        known = next(claim for claim in CLAIMS if claim.number == number)
+        return replace(known, change=change, rule=Rule(judge, tuple(PAPER)))
+
+    return declare
+
+
+@_trained(11, change="another γ, or the step at which heads first become pure")
+def _purity(found: TrainedRuns) -> Iterator[Item]:
+    together, before = [], []
+    for task, runs in found.items():
+        aligned = align([run.records for run in runs])
+        correlation = aligned.correlation_interval()
         if correlation is not None:
-            numbers.append(ClaimNumber(f"{task}: correlation of accuracy and pure heads over training", correlation))
+            yield Number(f"{task}: correlation of accuracy and pure heads over training", correlation)
         together.append(at_least(correlation, MOST))
         for kind in PURE:
-            lag = one.lag_interval(kind)
-            if lag is not None and any(one.pure[kind]):
-                title = f"{task}: steps from accuracy 0.9 to pure {kind} heads"
-                numbers.append(ClaimNumber(title, lag, 0.0, "at the same time"))
+            lag = aligned.lag_interval(kind)
+            if lag is not None and any(aligned.pure[kind]):
+                yield Number(f"{task}: steps from accuracy 0.9 to pure {kind} heads", lag, 0.0, "at the same time")
                 before.append(at_most(lag, 0.0))
-    return Judged(
-        numbers,
-        [
-            ClaimPart(
-                f"accuracy and pure heads correlate by at least {MOST} in both tasks",
-                both(*together),
-                "only their occurring together is meant",
-            ),
-            ClaimPart(
-                "heads of both kinds are pure, on average, when accuracy reaches 0.9",
-                both(*before),
-                "only the order is meant",
-            ),
-        ],
-        ["A head counts from the step on from which it stays pure (γ = 0.1)."],
-    )
+    statement = f"accuracy and pure heads correlate by {together[0]} in both tasks"
+    yield Statement(statement, *together, condition="only their occurring together is meant")
+    statement = "heads of both kinds are pure, on average, when accuracy reaches 0.9"
+    yield Statement(statement, *before, condition="only the order is meant")
+    yield "A head counts from the step on from which it stays pure (γ = 0.1)."
 
 
-def _kinds(found: Runs) -> Judged:
-    versions = {"over all keys": {task: [one.purity for one in runs] for task, runs in found.items()}}
-    apart = {task: [x for one in runs if (x := one.purity_no_sink) is not None] for task, runs in found.items()}
-    notes = []
+@_trained(12, change="another γ; ablation of all heads of a kind (`wherewhat multihop roles` removes single ones)")
+def _kinds(found: TrainedRuns) -> Iterator[Item]:
+    versions = {"over all keys": {task: [run.purity for run in runs] for task, runs in found.items()}}
+    apart = {task: [x for run in runs if (x := run.purity_no_sink) is not None] for task, runs in found.items()}
     if all(len(apart[task]) == len(runs) for task, runs in found.items()):
         versions["without the sink"] = apart
     else:
-        notes.append("Records of earlier versions have no scores without the first key: judged over all keys alone.")
-    numbers, parts = [], []
+        yield "Records of earlier versions have no scores without the first key: judged over all keys alone."
     for version, by_task in versions.items():
-        counts = {
-            (task, kind): interval([float(len(purity.pure(kind, 0.1))) for purity in purities])
-            for task, purities in by_task.items()
-            for kind in (*PURE, *(["sink"] if version == "without the sink" else []))
-        }
-        numbers += [
-            ClaimNumber(f"{task}: {kind if kind == 'sink' else f'pure {kind}'} heads at the end, {version}", value)
-            for (task, kind), value in counts.items()
-        ]
-        parts += [
-            ClaimPart(
-                f"{version}: number has at least one pure head of each kind",
-                both(*(at_least(counts["number", kind], 1.0) for kind in PURE)),
-                f"number is meant, {version}",
-            ),
-            ClaimPart(
-                f"{version}: letter has pure symbolic heads and no pure positional one",
-                both(at_least(counts["letter", "symbolic"], 1.0), at_most(counts["letter", "positional"], 0.0)),
-                f"letter is meant, {version}",
-            ),
-        ]
-    return Judged(numbers, parts, notes)
+        counts = {}
+        for task, purities in by_task.items():
+            for kind in (*PURE, *(["sink"] if version == "without the sink" else [])):
+                counts[task, kind] = interval([float(len(purity.pure(kind, 0.1))) for purity in purities])
+                heads = kind if kind == "sink" else f"pure {kind}"
+                yield Number(f"{task}: {heads} heads at the end, {version}", counts[task, kind])
+        yield Statement(
+            f"{version}: number has at least one pure head of each kind",
+            *(at_least(counts["number", kind], 1.0) for kind in PURE),
+            condition=f"number is meant, {version}",
+        )
+        yield Statement(
+            f"{version}: letter has pure symbolic heads and no pure positional one",
+            at_least(counts["letter", "symbolic"], 1.0),
+            at_most(counts["letter", "positional"], 0.0),
+            condition=f"letter is meant, {version}",
+        )
 
 
-def _order(found: Runs) -> Judged:
-    numbers, spreads, orders = [], {}, {}
+@_trained(13, change="another accuracy than 0.9, other learning rates")
+def _order(found: TrainedRuns) -> Iterator[Item]:
+    spreads, orders = {}, {}
     for task, runs in found.items():
-        learned = [find_learning(one.records, levels=(0.9,)).passed[0].double() for one in runs]
+        learned = [find_learning(run.records, levels=(0.9,)).passed[0].double() for run in runs]
         steps = runs[0].run.setup.training.steps
         known = [passed for passed in learned if bool((passed >= 0).all())]
         if not known:
@@ -171,74 +158,52 @@ def _order(found: Runs) -> Judged:
         spreads[task] = interval([float(passed.max() - passed.min()) / steps for passed in known])
         orders[task] = wilson([float(bool((passed.diff() > 0).all())) for passed in known])
         title = f"{task}: steps between the first and the last number of hops at 0.9, share of the training"
-        numbers.append(ClaimNumber(title, spreads[task]))
-        numbers.append(ClaimNumber(f"{task}: trainings that learn 1, 2, 3 and 4 hops in this order", orders[task]))
-    return Judged(
-        numbers,
-        [
-            ClaimPart(
-                f"number learns them in order in most trainings, over at least {SPREAD:.0%} of the steps",
-                both(at_least(spreads.get("number"), SPREAD), at_least(orders.get("number"), 0.5)),
-                "number is meant",
-            ),
-            ClaimPart(
-                f"letter learns all within {SPREAD:.0%} of the steps",
-                at_most(spreads.get("letter"), SPREAD),
-                "letter is meant",
-            ),
-        ],
-    )
+        yield Number(title, spreads[task])
+        yield Number(f"{task}: trainings that learn 1, 2, 3 and 4 hops in this order", orders[task])
+    apart, ordered = at_least(spreads.get("number"), SPREAD), at_least(orders.get("number"), 0.5)
+    statement = f"number learns them in order in most trainings, over {apart:.0%} of the steps"
+    yield Statement(statement, apart, ordered, condition="number is meant")
+    together = at_most(spreads.get("letter"), SPREAD)
+    yield Statement(f"letter learns all within {SPREAD:.0%} of the steps", together, condition="letter is meant")
 
 
-def _functions(found: Runs) -> Judged:
-    named, hops, symbolic = [], {}, []
+@_trained(14, change="another threshold of attention")
+def _functions(found: TrainedRuns) -> Iterator[Item]:
+    named, symbolic, hops = [], [], {}
     for task, runs in found.items():
         function = ROLES.index("Index" if task == "number" else "Retrieval")
         counts = []
-        for one in runs:
-            roles = one.flow.get("roles")
+        for run in runs:
+            roles = run.flow.get("roles")
             if roles is None:
                 continue
             named += (roles != ROLES.index("other")).flatten().double().tolist()
             counts.append(float((roles == function).sum()))
-            pure = one.purity.final[0]
+            pure = run.purity.final[0]
             reflexive = (roles == ROLES.index("Reflexive")) & torch.isin(pure, _codes(*PURE))
             symbolic += (pure[reflexive] == LABELS.index("symbolic")).double().tolist()
         hops[task] = interval(counts) if counts else None
     share, own = wilson(named) if named else None, wilson(symbolic) if symbolic else None
-    numbers = [
-        *([] if share is None else [ClaimNumber("heads with one of the three functions", share)]),
-        *(ClaimNumber(f"{task}: heads that make the hop", value) for task, value in hops.items() if value is not None),
-        *(
-            []
-            if own is None
-            else [ClaimNumber("pure heads that implement Reflexive: symbolic ones", own, 0.5, "chance")]
-        ),
-    ]
-    return Judged(
-        numbers,
-        [
-            ClaimPart(
-                f"at least {MOST:.0%} of all heads have one of the three functions",
-                at_least(share, MOST),
-                "only the functions are meant",
-            ),
-            ClaimPart(
-                "both tasks have heads that make the hop",
-                both(*(at_least(value, 1.0) for value in hops.values())),
-                "the hop is meant",
-            ),
-            ClaimPart(
-                f"of the pure heads that implement Reflexive, at least {MOST:.0%} are symbolic",
-                at_least(own, MOST),
-                "only Reflexive is meant",
-            ),
-        ],
-        ["Functions are found on solved inputs, see `wherewhat multihop roles`."],
-    )
+    if share is not None:
+        yield Number("heads with one of the three functions", share)
+    for task, value in hops.items():
+        if value is not None:
+            yield Number(f"{task}: heads that make the hop", value)
+    if own is not None:
+        yield Number("pure heads that implement Reflexive: symbolic ones", own, 0.5, "chance")
+    most, most_symbolic = at_least(share, MOST), at_least(own, MOST)
+    statement = f"{most:.0%} of all heads have one of the three functions"
+    yield Statement(statement, most, condition="only the functions are meant")
+    bounds = [at_least(value, 1.0) for value in hops.values()]
+    yield Statement("both tasks have heads that make the hop", *bounds, condition="the hop is meant")
+    statement = f"of the pure heads that implement Reflexive, {most_symbolic:.0%} are symbolic"
+    yield Statement(statement, most_symbolic, condition="only Reflexive is meant")
+    yield "Functions are found on solved inputs, see `wherewhat multihop roles`."
 
 
-def _constructions(found: Runs) -> Judged:
+@_trained(15, change="nothing: the constructions are exact, and the bounds are theorems")
+def _constructions(found: TrainedRuns) -> Iterator[Item]:
+    del found  # constructed layers are not trained
     longest = 32
     index, retrieval = IndexTask(target=16), RetrievalTask(target=8)
     omega = letter_angle(retrieval)
@@ -249,90 +214,49 @@ def _constructions(found: Runs) -> Judged:
             retrieval_transformer(retrieval, theta=theta, longest=longest), retrieval, longest=longest
         ),
     }
-    numbers = [
-        ClaimNumber(
-            f"{name}: correct answers of the constructed layer, {one.inputs:,} inputs of up to {longest} tokens",
-            Interval(1 - one.wrong / one.inputs, None, None, one.inputs).within(SHARE),
-        )
-        for name, one in checks.items()
-    ]
+    for name, check in checks.items():
+        title = f"{name}: correct answers of the constructed layer, {check.inputs:,} inputs of up to {longest} tokens"
+        yield Number(title, Interval(1 - check.wrong / check.inputs, None, None, check.inputs).within(SHARE))
+    statement = "a constructed layer of one head answers all inputs"
+    yield Statement(statement, not any(x.wrong for x in checks.values()), condition="the constructions are meant")
     lengths = (4, 8, 16, 32, 64, 128, 256)
-    within = {
-        at: all(index_discrepancy(n, INDEX_ANGLE, at=at) <= index_bound(n, INDEX_ANGLE) + 1e-12 for n in lengths)
-        and all(
-            retrieval_discrepancy(n, theta, omega, at=at) <= retrieval_bound(n - 1, theta, omega) + 1e-12
-            for n in lengths
-            if (n - 1) * theta <= omega
-        )
-        for at in ("worst", "best")
+    inputs: Mapping[Literal["worst", "best"], tuple[str, str]] = {
+        "worst": ("smallest discrepancy", "the minimum over inputs is meant"),
+        "best": ("largest discrepancy, as stated", "the maximum over inputs is meant"),
     }
-    return Judged(
-        numbers,
-        [
-            ClaimPart(
-                "a constructed layer of one head answers all inputs",
-                all(not one.wrong for one in checks.values()),
-                "the constructions are meant",
+    for at, (size, condition) in inputs.items():
+        yield Statement(
+            f"the bounds hold for the input with the {size}",
+            *(index_discrepancy(n, INDEX_ANGLE, at=at) <= index_bound(n, INDEX_ANGLE) + 1e-12 for n in lengths),
+            *(
+                retrieval_discrepancy(n, theta, omega, at=at) <= retrieval_bound(n - 1, theta, omega) + 1e-12
+                for n in lengths
+                if (n - 1) * theta <= omega
             ),
-            ClaimPart(
-                "the bounds hold for the input with the smallest discrepancy",
-                within["worst"],
-                "the minimum over inputs is meant",
-            ),
-            ClaimPart(
-                "the bounds hold for the input with the largest discrepancy, as stated",
-                within["best"],
-                "the maximum over inputs is meant",
-            ),
-        ],
-        [f"Lengths of the bounds: {', '.join(map(str, lengths))} tokens."],
-    )
+            condition=condition,
+        )
+    yield f"Lengths of the bounds: {', '.join(map(str, lengths))} tokens."
 
 
-def _lengths(found: Runs) -> Judged:
+@_trained(16, change="the learning rate, dropout and encoding of the training")
+def _lengths(found: TrainedRuns) -> Iterator[Item]:
     kept = {}
     for task, runs in found.items():
-        values = [one.extra["last"][LONGER].overall for one in runs if LONGER in one.extra["last"]]
-        kept[task] = interval(values).within(SHARE) if values else None
-    numbers = [
-        ClaimNumber(f"{task}: accuracy with {LONGER} extra tokens", value, PAPER[task].accuracy[LONGER], "in the paper")
-        for task, value in kept.items()
-        if value is not None
-    ]
-    return Judged(
-        numbers,
-        [
-            ClaimPart(
-                f"letter keeps at least half with {LONGER} extra tokens",
-                at_least(kept["letter"], 0.5),
-                "letter is meant",
-            ),
-            ClaimPart(
-                f"number keeps less than half with {LONGER} extra tokens",
-                at_most(kept["number"], 0.5),
-                "number is meant",
-            ),
-        ],
-    )
+        values = [run.extra["last"][LONGER].overall for run in runs if LONGER in run.extra["last"]]
+        if values:
+            kept[task] = interval(values).within(SHARE)
+            title = f"{task}: accuracy with {LONGER} extra tokens"
+            yield Number(title, kept[task], PAPER[task].accuracy[LONGER], "in the paper")
+    for task, bound, words in (
+        ("letter", at_least(kept.get("letter"), 0.5), "at least half"),
+        ("number", at_most(kept.get("number"), 0.5), "less than half"),
+    ):
+        yield Statement(f"{task} keeps {words} with {LONGER} extra tokens", bound, condition=f"{task} is meant")
 
 
 def _codes(*kinds: str) -> torch.Tensor:
     return torch.tensor([LABELS.index(kind) for kind in kinds])
 
 
-_RULES: Mapping[int, Callable[[Runs], Judged]] = {
-    11: _purity,
-    12: _kinds,
-    13: _order,
-    14: _functions,
-    15: _constructions,
-    16: _lengths,
-}
-_CHANGE = {
-    11: "another γ, or the step at which heads first become pure",
-    12: "another γ; ablation of all heads of a kind (`wherewhat multihop roles` removes single ones)",
-    13: "another accuracy than 0.9, other learning rates",
-    14: "another threshold of attention",
-    15: "nothing: the constructions are exact, and the bounds are theorems",
-    16: "the learning rate, dropout and encoding of the training",
-}
+TRAINED_CLAIMS = (_purity, _kinds, _order, _functions, _constructions, _lengths)
+"""The claims with their rules for trained models."""

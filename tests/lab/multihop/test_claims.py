@@ -13,7 +13,7 @@ import torch
 from helpers.command_line import assert_one_line
 from wherewhat.errors import ConfigError
 from wherewhat.measures.swaps import LABELS
-from wherewhat.report.claims.judgement import Judgement
+from wherewhat.report.judgement import Judgement
 from wherewhat_lab.constructions.checks import check_randomly
 from wherewhat_lab.multihop import claims
 from wherewhat_lab.multihop.accuracy import Accuracy
@@ -112,7 +112,7 @@ def test_kinds_of_heads_are_judged_in_both_versions(found):
         replace_purity(runs[0], runs[0].purity, None)  # records of an earlier version
     (judged,) = (one.judged for one in judge_runs(given) if one.claim.number == 12)
     assert "judged over all keys alone" in judged.notes[0]
-    assert len(judged.parts) == 2
+    assert len(judged.statements) == 2
 
 
 def test_the_command_judges_and_writes(cli, found, tmp_path):

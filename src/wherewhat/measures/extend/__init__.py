@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from wherewhat.caches.plan import Plan
     from wherewhat.lengths.method import LengthMethod
 
+LADDER = (1.25, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Multiples of the trained length up to which losses are averaged, each from the previous one."""
+
 
 @dataclass(frozen=True)
 class ExtendConfig:

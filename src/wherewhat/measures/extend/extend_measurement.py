@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from wherewhat.measures.extend import ExtendConfig
-from wherewhat.measures.extend.verdicts import LADDER
+from wherewhat.measures.extend import LADDER, ExtendConfig
 from wherewhat.measures.measurement import Subject, Text, TextMeasurement
 from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, UNBOUNDED, Metric, Scores, stored_metric
 

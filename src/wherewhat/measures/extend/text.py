@@ -19,9 +19,8 @@ from wherewhat.measures.attention import SpreadSums, WeightBlock
 from wherewhat.measures.axes.fit import fit_margins
 from wherewhat.measures.axes.margins import blocked_margins
 from wherewhat.measures.axes.solver import Band
-from wherewhat.measures.extend import ExtendConfig
+from wherewhat.measures.extend import LADDER, ExtendConfig
 from wherewhat.measures.extend.retrieval import Encode, ask, plant, planted_gain, second_copy
-from wherewhat.measures.extend.verdicts import LADDER
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.tensors import centred_ranks, cosine, token_losses
 from wherewhat.scores import Column, Scores

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS
-from wherewhat.report.findings import RULES
-from wherewhat.report.measurements import Runs
+from wherewhat.rules.findings import FINDINGS
+from wherewhat.runs.collection import Runs
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.scores import UNBOUNDED
 
@@ -31,6 +31,11 @@ class Labelled:
         return UNBOUNDED
 
 
+def held(name, runs):
+    """The finding of a rule; None if the numbers do not support it."""
+    return next(iter(FINDINGS[name].held(runs)), None)
+
+
 def runs_of(own, untrained=None):
     request = Request("heads", model=ModelRequest(model="model"))
     control = [] if untrained is None else [(request.with_weights("random"), untrained)]
@@ -44,7 +49,7 @@ UNTRAINED = Labelled([{"mixed": 270}] * 4, {"mixed": 270}, {"mixed": 270})
 
 
 def test_sentence_has_both_versions():
-    found = RULES["pure heads"](runs_of(Labelled(NEAR, TRAINED, ALL_KEYS), UNTRAINED))
+    found = held("pure heads", runs_of(Labelled(NEAR, TRAINED, ALL_KEYS), UNTRAINED))
     assert found.text == (
         "Of 270 heads, 130 are attention sinks; of the others, 14 follow positions alone, 43 contents alone (in single "
         "documents 14 and 41 to 44; over all keys, with sinks, 9 and 138; in one untrained model 0 and 0; 4 documents)."
@@ -54,7 +59,7 @@ def test_sentence_has_both_versions():
 
 def test_without_sinks_the_versions_agree():
     counts = {"positional": 100, "mixed": 170}
-    found = RULES["pure heads"](runs_of(Labelled([counts] * 3, counts, counts), UNTRAINED))
+    found = held("pure heads", runs_of(Labelled([counts] * 3, counts, counts), UNTRAINED))
     assert found.text.endswith(
         "100 follow positions alone (in single documents 100; in one untrained model 0; 3 documents)."
     )
@@ -74,10 +79,10 @@ def test_without_sinks_the_versions_agree():
 )
 def test_counts_without_support_are_no_finding(documents, untrained):
     """A count needs its interval over documents, not only one over heads."""
-    assert RULES["pure heads"](runs_of(Labelled(documents, TRAINED, ALL_KEYS), untrained)) is None
+    assert held("pure heads", runs_of(Labelled(documents, TRAINED, ALL_KEYS), untrained)) is None
 
 
 def test_uniform_heads_are_no_sinks():
     counts = {"sink": 200, "uniform": 70}
-    found = RULES["uniform heads"](runs_of(Labelled([counts] * 3, counts, {"symbolic": 200, "uniform": 70}), UNTRAINED))
+    found = held("uniform heads", runs_of(Labelled([counts] * 3, counts, {"symbolic": 200, "uniform": 70}), UNTRAINED))
     assert found.text.startswith("70 of 270 heads attend uniformly")

@@ -12,14 +12,19 @@ import wherewhat
 from helpers.heads import constructed_model, constructed_texts
 from wherewhat.measures.split.statistics import jackknife_error
 from wherewhat.measures.statistics import Interval, around
-from wherewhat.report.claims.claim import jackknife_difference
-from wherewhat.report.findings import RULES, _verb, find
-from wherewhat.report.measurements import OtherRun, Runs
+from wherewhat.rules.findings import FINDINGS, _verb, find
+from wherewhat.rules.numbers import jackknife_difference
+from wherewhat.runs.collection import OtherRun, Runs
 from wherewhat.runs.request import Request, model_request
 from wherewhat.runs.results import MetricSummary
 from wherewhat.scores import UNBOUNDED, Metric
 
 WEIGHTS = ("trained", "random")
+
+
+def held(name, runs):
+    """The finding of a rule; None if the numbers do not support it."""
+    return next(iter(FINDINGS[name].held(runs)), None)
 
 
 @pytest.fixture
@@ -56,14 +61,14 @@ def measured(tmp_path):
 def test_constructed_heads(measured, kinds, sentence):
     rules = ("pure heads", "uniform heads")
     model = constructed_model(*kinds)
-    (found,) = (one for one in find(measured(model, controls=("random",))) if one.rule in rules)
+    (found,) = (one for rule, one in find(measured(model, controls=("random",))).items() if rule in rules)
     assert found.text.startswith(sentence)
-    assert not {one.rule for one in find(measured(model))} & {*rules}  # no control, no sentence
+    assert not find(measured(model)).keys() & {*rules}  # no control, no sentence
 
 
 def test_a_model_beside_its_untrained_one(measured):
     model = constructed_model(*["symbolic"] * 8)
-    found = {finding.rule: finding for finding in find(measured(model, controls=("random",)))}
+    found = find(measured(model, controls=("random",)))
     assert found["key"].text.startswith("Training ")
     assert all("4 documents)." in finding.text for finding in found.values())
     sizes = r"what only the key explains: 9[\d.]+ % \(9[\d.]+ to 100(\.0)? %\) .* against [\d.]+ ± [\d.]+ % in one"
@@ -75,18 +80,18 @@ def test_a_model_beside_its_untrained_one(measured):
 
 def test_one_document_has_no_interval(measured):
     found = find(measured(constructed_model("symbolic"), documents=1, controls=("random",)))
-    assert {finding.rule for finding in found} <= {"pure heads"}
-    assert all("one document)." in finding.text for finding in found)
+    assert found.keys() <= {"pure heads"}
+    assert all("one document)." in finding.text for finding in found.values())
 
 
 def test_an_untrained_model_has_no_learned_heads_alone_or_as_its_own_control(measured):
     """The same weights twice: no difference is a finding, and r is said to be no sign of training."""
     runs = measured(constructed_model("positional", "symbolic"), weights="random")
-    assert {finding.rule for finding in find(runs)} <= {"uniform heads"}
+    assert find(runs).keys() <= {"uniform heads"}
     same = [(request.with_weights("trained"), run) for request, run in runs.finished]
     found = find(Runs([*same, *runs.finished]))
-    assert {finding.rule for finding in found} <= {"additivity"}
-    assert all(finding.text.startswith("r is no sign of training") for finding in found)
+    assert found.keys() <= {"additivity"}
+    assert all(finding.text.startswith("r is no sign of training") for finding in found.values())
 
 
 def other_runs(measurement, values, *, control=None):
@@ -120,7 +125,7 @@ OTHERS = (
 
 def test_other_measurements():
     for measurement, values, control, sentence in OTHERS:
-        found = RULES[measurement](other_runs(measurement, values, control=control))
+        found = held(measurement, other_runs(measurement, values, control=control))
         assert (found and found.text) == sentence
         assert found is None or found.link == f"measured-{measurement}"
 
@@ -148,7 +153,7 @@ def test_shares_of_position_are_compared_document_by_document():
 
     def finding(*runs):
         both = dict(zip(WEIGHTS, runs, strict=False))
-        return RULES["position"](Runs([(Request("axes"), SimpleNamespace())], others=[OtherRun(both, 0, None)]))
+        return held("position", Runs([(Request("axes"), SimpleNamespace())], others=[OtherRun(both, 0, None)]))
 
     assert finding(trained, untrained).text == (
         "Position accounts for 30 ± 12 % of the keys' variance, against 20 ± 11 % in one untrained model (4 documents)."
@@ -194,7 +199,7 @@ def test_shares_that_training_changed():
             )
             for weights, values in named.items()
         ]
-        found = RULES["key"](Runs(runs))
+        found = held("key", Runs(runs))
         assert (found is None) == (sentence is None), found
         assert found is None or found.text.startswith(sentence)
 
@@ -212,10 +217,10 @@ def test_cost_of_additive_logits():
     ):
         run = SimpleNamespace(
             measurement=SimpleNamespace(name="residual"),
-            values=lambda name, less, x=rises: x if less else [3.0] * len(x),
+            document_means=lambda name, x=rises: {i: 3.0 + rise * (name != "loss") for i, rise in enumerate(x)},
             range_of=lambda metric: UNBOUNDED,
         )
-        found = RULES["residual"](Runs([(Request("axes"), run)], others=[OtherRun({"trained": run}, 0, None)]))
+        found = held("residual", Runs([(Request("axes"), run)], others=[OtherRun({"trained": run}, 0, None)]))
         assert (found and found.text) == sentence
 
 

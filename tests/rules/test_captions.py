@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from wherewhat.report.captions import CAPTIONS
-from wherewhat.report.measurements import Runs
+from wherewhat.rules.captions import CAPTIONS
+from wherewhat.runs.collection import Runs
 from wherewhat.runs.request import Request
 
 
@@ -13,7 +13,8 @@ def caption(chart, measurement, **run):
     """The caption of a chart from a run of which only some numbers are known."""
     names = [f"document {number}" for number in range(run.pop("documents"))]
     known = SimpleNamespace(documents=names, range_of=lambda metric: (-1.0, 1.0), **run)
-    return CAPTIONS[chart](Runs([(Request("axes"), SimpleNamespace()), (Request(measurement), known)]))
+    runs = Runs([(Request("axes"), SimpleNamespace()), (Request(measurement), known)])
+    return CAPTIONS[chart].held(runs)[0].text
 
 
 def test_order_of_keys_at_dummy_distances():
@@ -40,13 +41,20 @@ def test_order_of_keys_at_dummy_distances():
 def test_bands_that_cost_more_than_random_planes():
     losses = {"loss": 3.0, "loss_without_random": 3.1, "loss_without_band_1": 5.0, "loss_without_band_2": 3.1}
 
-    def values(metric, less, noise=(0.0, 0.01, 0.02)):
-        return [losses[metric] - losses[less] + x for x in noise]
+    noise = dict.fromkeys(losses, (0.0, 0.01, 0.02)) | {
+        "loss": (0.0, 0.0, 0.0),
+        "loss_without_random": (0.0, 0.02, 0.01),
+    }
 
-    found = caption("bands", "frequencies", documents=3, options={"bands": 2}, values=values)
+    def bands(documents):
+        def document_means(metric):
+            return {number: losses[metric] + x for number, x in enumerate(noise[metric][:documents])}
+
+        options = {"bands": 2}
+        return caption("bands", "frequencies", documents=documents, options=options, document_means=document_means)
+
     cost = "2.010 ± 0.025 nats, against 0.110 ± 0.025 for as many random planes"
-    assert found == f"Masking band 1 costs most: {cost} (3 documents)."
+    assert bands(3) == f"Masking band 1 costs most: {cost} (3 documents)."
     losses["loss_without_band_1"] = 3.1
-    assert caption("bands", "frequencies", documents=3, options={"bands": 2}, values=values).startswith("No band costs")
-    few = caption("bands", "frequencies", documents=2, options={"bands": 2}, values=values)
-    assert few == "Two documents are too few to say which differences are more than chance."
+    assert bands(3).startswith("No band costs")
+    assert bands(2) == "Two documents are too few to say which differences are more than chance."

@@ -18,19 +18,12 @@ from wherewhat.measures.measurement import QuestionMeasurement
 from wherewhat.measures.registry import find_measurement
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
-from wherewhat.report.claims import behaviour, heads, logits
-from wherewhat.report.claims.claim import Claim, Evidence, judge, verdict_json, verdict_words
-from wherewhat.report.measurements import (
-    GivenText,
-    Runs,
-    ScheduledRun,
-    given_text,
-    measure,
-    run_length,
-    with_controls,
-)
+from wherewhat.report.measurements import GivenText, ScheduledRun, given_text, measure, run_length, with_controls
 from wherewhat.report.report import seen_model
 from wherewhat.report.views import Capacity, ReportRun, view_of
+from wherewhat.rules.claims import behaviour, heads, logits
+from wherewhat.rules.claims.claim import Claim, Evidence, judge, verdict_json, verdict_words
+from wherewhat.runs.collection import Runs
 from wherewhat.runs.execution import LastModel
 from wherewhat.runs.layout import collect_versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
@@ -192,7 +185,8 @@ def judge_claims(
     )
     given.keep()
     length = len(seen.passages[0].tokens)
-    names = {"axes", *(name for claim in chosen for name in (*claim.needs, *claim.also) if claim.rule is not None)}
+    rules = [claim.rule for claim in chosen if claim.rule is not None]
+    names = {"axes", *(name for rule in rules for name in (*rule.needs, *rule.also))}
     wanted = {name: made for name, made in _runs(prompts, seen.capacity).items() if name in names}
     requests, scheduled, reasons = _schedule(model, seen.capacity, given, wanted, documents=documents, tokens=length)
     runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models, tolerated=_TOLERATED, again=again)

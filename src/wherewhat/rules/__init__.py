@@ -1,0 +1,1 @@
+"""Rules: numbers of runs become findings, captions, judged claims and verdicts on length methods."""
