@@ -7,7 +7,7 @@ import os
 import pytest
 
 from wherewhat.errors import ConfigError, StoreError
-from wherewhat.hashes import canonical_json, config_hash, file_sha256
+from wherewhat.files import canonical_json, config_hash, file_sha256
 
 
 def test_equal_configurations_meet_in_one_hash_and_others_do_not():

@@ -1,21 +1,233 @@
-"""Pass each layer's attention to a reducer while the model runs."""
+"""Pass each layer's attention to a reducer while the model runs, and check that it computes what was proved."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from wherewhat.captures.attention import LayerAttention
-from wherewhat.captures.calls import AttentionCall, Observer, Repetition, RotaryCall, observers, replaced
-from wherewhat.captures.guard import RotationGuard
-from wherewhat.captures.layout import CaptureLayout, LayerLayout
-from wherewhat.captures.structure import surroundings
+from wherewhat.captures.attention import LayerAttention, shared_product
+from wherewhat.captures.calls import (
+    AttentionCall,
+    Invocation,
+    Observer,
+    Repetition,
+    RotaryCall,
+    observers,
+    replaced,
+    version_of,
+)
+from wherewhat.captures.layout import CaptureLayout, LayerLayout, heads_first
+from wherewhat.captures.rotation import IdentifiedRotation
+from wherewhat.captures.structure import ModelWatch, Route, surroundings
 from wherewhat.captures.trace import tracing
-from wherewhat.captures.watch import ModelWatch, Route
 from wherewhat.errors import CaptureError
+
+_ROUNDINGS = 3
+"""Number of times a logit is rounded to the model's dtype: after the product, the scale and the bias."""
+
+NAN_LOGITS = "the model's logits are NaN: its weights contain NaN or a layer overflows; load it again as float32"
+"""Error message for a pass without usable output."""
+
+_ROTATION = (
+    "{name} rotates differently from the proof (relative error {error:.2g}): its frequencies depend on the length of "
+    "the text, or positions were changed; prove it at this length"
+)
+_OUTPUT = (
+    "the output of {name} is not its attention weights times its values (relative error {error:.2g}): its attention "
+    "function does something else at this length; load it with attn_implementation='eager'"
+)
+
+
+def output_excess(attention: LayerAttention, rows: slice) -> Tensor:
+    """Return the error of the output of some queries, minus the largest error that rounding explains.
+
+    The error is the distance from the attention weights times the values, ``(batch, heads, rows, d_v)``; the result is
+    at most zero where rounding explains it.
+    """
+    dtype = torch.promote_types(attention.value.dtype, torch.float32)
+    value = attention.value.to(dtype)
+    weights, rounding = (x.to(dtype) for x in rounded_weights(attention, rows, attention.rot_q.dtype))
+    theirs = attention.output.to(dtype).reshape(attention.rot_q.shape[0], attention.n, attention.heads, -1)
+    error = (shared_product(weights, value) - theirs[:, rows].transpose(1, 2)).abs()
+    return error - shared_product(rounding, value.abs())
+
+
+def rounded_weights(attention: LayerAttention, rows: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the attention weights of some queries, and bounds on their errors if logits are rounded to ``dtype``.
+
+    If every logit has an error of at most δ, the log-odds of a weight have an error of at most 2δ, which is negligible
+    for a weight close to 1, however large its logits and their rounding.
+    """
+    scores, visible = attention.attn_scores(rows), attention.visible(rows)
+    weights = attention.weigh(scores, rows)
+    scores = attention.masked(scores, visible)
+    precision = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)  # softmax is in float32 even in float64
+    off = precision * _ROUNDINGS * scores.abs().masked_fill(scores.isinf(), 0.0).amax(-1, keepdim=True)
+    best = scores.argmax(-1, keepdim=True)
+    # Sum over the other keys: a difference loses all digits for the best key, and is accurate enough for the others.
+    total = scores.logsumexp(-1, keepdim=True)
+    others = (total + torch.log1p(-(scores - total).exp().clamp_max(0.5))).scatter(
+        -1, best, scores.scatter(-1, best, -torch.inf).logsumexp(-1, keepdim=True)
+    )
+    odds = (scores - others)[..., : attention.m]
+    rounding = torch.maximum((odds + off).sigmoid() - weights, weights - (odds - off).sigmoid())
+    return weights, torch.where(visible.any(-1, keepdim=True), rounding, 0.0)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """A few of the ``tokens`` of one tensor before and after rotation, ``(batch, heads, few, d)``."""
+
+    before: Tensor
+    after: Tensor
+    invocation: Invocation
+    tokens: int
+
+
+class _Compared:
+    """A call of the rotary function that was compared with a layer's rotation."""
+
+    def __init__(self, invocation: Invocation, found: IdentifiedRotation) -> None:
+        self.rotations = [found] * invocation.rotated
+        self._invocation = invocation
+        self._given = [
+            (index, value, version_of(value) if isinstance(value, Tensor) else -1) for index, value in invocation.given
+        ]
+
+    def equals(self, function: Any, arguments: Sequence[Any]) -> bool:
+        """Return whether another call has the same arguments besides those that it rotates."""
+        if function is not self._invocation.function or len(arguments) != self._invocation.count:
+            return False
+        for index, value, version in self._given:
+            other = arguments[index]
+            if other is not value or (version >= 0 and other._version != version):
+                return False
+        return True
+
+
+class RotationGuard:
+    """Compares a few tokens of each rotation with the layout, and checks the errors at the end of the pass.
+
+    Reading a number synchronises with the device, which is done once per pass and not per layer. Rotations with the
+    same arguments in every layer are compared once.
+    """
+
+    def __init__(self, layout: CaptureLayout) -> None:
+        self._axis = next((p.rotary.token_axis for p in layout.layers if p.rotary is not None), None)
+        self.start()
+
+    def start(self) -> None:
+        """Reset the state of the previous pass, which may have failed."""
+        # Rotations since the last attention: a sample, or the rotation of a compared call with the same arguments.
+        self._pending: list[_Sample | IdentifiedRotation] = []
+        self._open: list[tuple[str, str, Callable[[], Tensor], float]] = []
+        self._compared: list[_Compared] = []
+
+    def knows(self, function: Any, arguments: Sequence[Any]) -> bool:
+        """Record a call with the arguments of one that was compared; return False if there was none."""
+        for compared in self._compared:
+            if compared.equals(function, arguments):
+                self._pending += compared.rotations
+                return True
+        return False
+
+    def record(self, call: RotaryCall) -> None:
+        """Keep a few tokens of a rotation until its attention is computed."""
+        if self._axis is None:
+            return
+        before, after = heads_first(call.before.detach(), self._axis), heads_first(call.after.detach(), self._axis)
+        n = after.shape[2]
+        self._pending.append(_Sample(before[:, :, _few(n)].clone(), after[:, :, _few(n)].clone(), call.invocation, n))
+
+    def compare(self, layout: LayerLayout, positions: Tensor) -> None:
+        """Compare the rotations since the last attention with the layout of a layer.
+
+        ``positions`` are those of its keys, ``(m,)`` or ``(batch, m)``.
+        """
+        pending, self._pending = self._pending, []
+        rotary = layout.rotary
+        if rotary is None:
+            return
+        if len(pending) != rotary.calls_seen:
+            raise CaptureError(
+                f"{layout.name} called its rotary function {len(pending)} times, {rotary.calls_seen} times in the "
+                "proof: it was replaced or the model took another path"
+            )
+        new: list[_Sample] = []
+        for index in rotary.calls:
+            seen = pending[index]
+            if isinstance(seen, _Sample):
+                new.append(seen)
+            elif seen is not rotary.found:
+                difference = functools.partial(_difference, seen, rotary.found, positions)
+                self._open.append((_ROTATION, layout.name, difference, 2e-3))
+        if not new:
+            return
+        tokens = new[0].tokens
+        at = positions[..., positions.shape[-1] - tokens :][..., _few(tokens)]
+        pairs = [(sample.before, sample.after) for sample in new]
+        if len({(x.shape[0], x.shape[2:], x.device, x.dtype) for x, _ in pairs}) == 1:  # then all at once
+            pairs = [(torch.cat([before for before, _ in pairs], 1), torch.cat([after for _, after in pairs], 1))]
+        for before, after in pairs:
+            mismatch = functools.partial(rotary.mismatch, before, after, at)
+            self._open.append((_ROTATION, layout.name, mismatch, _allowed(after)))
+        for invocation in {id(sample.invocation): sample.invocation for sample in new}.values():
+            # Only if all the tensors that it rotates were compared.
+            if sum(sample.invocation is invocation for sample in new) == invocation.rotated:
+                self._compared = [*self._compared[-3:], _Compared(invocation, rotary.found)]
+
+    def expect_output(self, attention: LayerAttention) -> None:
+        """Schedule a check that the output of the last query is its attention weights times the values.
+
+        This detects attention functions that ignore their arguments, such as a kernel with a built-in window.
+        """
+        row = slice(attention.n - 1, attention.n)
+        with torch.no_grad():
+            seen = attention.visible(row).any(-1, keepdim=True)
+            excess = torch.where(seen, output_excess(attention, row), 0.0).max()
+            error = excess / attention.output[:, row].abs().max().clamp_min(1e-30)
+        self._open.append((_OUTPUT, attention.name, lambda: error, _allowed(attention.rot_q)))
+
+    def expect_numbers(self, output: Tensor) -> None:
+        """Schedule a check that an output contains no NaN."""
+        self._open.insert(0, (NAN_LOGITS, "", lambda: output.isnan().any(), 0.0))
+
+    def check(self) -> None:
+        """Run the scheduled checks, and refuse the pass if one of them fails."""
+        found = [(problem, name, error(), limit) for problem, name, error, limit in self._open]
+        self.start()
+        for problem, name, error, limit in found:
+            if not float(error) <= limit:
+                raise CaptureError(problem.format(name=name, error=float(error)))
+
+
+def _allowed(x: Tensor) -> float:
+    """Return the largest relative error of results computed from a tensor."""
+    return 2e-2 if x.dtype == torch.bfloat16 else 2e-3
+
+
+def _few(n: int) -> slice:
+    """Return a slice of three tokens, the last among them; indices would have to be copied to the device."""
+    step = max(1, (n - 2) // 2)
+    return slice(max(0, n - 1 - 2 * step), None, step)
+
+
+def _difference(one: IdentifiedRotation, other: IdentifiedRotation, positions: Tensor) -> Tensor:
+    """Return the largest relative difference between two rotations at some positions."""
+    if one.source_pairing != other.source_pairing:
+        return torch.tensor(torch.inf)
+    a, b = one.rotation, other.rotation
+    if (a.pairing, a.offset, a.planes) != (b.pairing, b.offset, b.planes):
+        return torch.tensor(torch.inf)
+    angle = (a.inv_freq - b.inv_freq).abs().max().to(positions.device) * positions.max()
+    return angle + abs(a.scaling / b.scaling - 1)
+
 
 Reducer = Callable[[LayerAttention], None]
 """Called with each layer's attention during the forward pass; tensors that are kept must be copied."""

@@ -1,53 +1,333 @@
-"""Crash-safe run directories: results of one configuration, computed once."""
+"""Crash-safe run directories: results of one configuration, computed once; their files, parts and provenance."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from wherewhat.boundary import user_path
-from wherewhat.errors import StoreError
-from wherewhat.files import check_writable, hold, remove, remove_temporaries, write_file
-from wherewhat.hashes import (
+from wherewhat.errors import ConfigError, StoreError
+from wherewhat.files import (
+    HASH_DIGITS,
     JSON,
+    atomic_folder,
+    check_writable,
     config_hash,
+    explain,
     fingerprints,
+    first_damaged,
+    hold,
+    is_temporary,
+    link_file,
+    make_folder,
+    nearest_folder,
+    part_folder_name,
     plain_json,
     read_object,
+    read_sealed,
     readable_json,
+    remove,
+    remove_temporaries,
     run_folder_name,
+    write_file,
     write_sealed,
 )
+from wherewhat.imports import package_version
 from wherewhat.options import checked
-from wherewhat.runs.layout import (
-    COMPLETE,
-    CONFIG,
-    LOCK,
-    PARTS,
-    PROFILES,
-    PROVENANCE,
-    SCORES,
-    Parts,
-    PartTimes,
-    Provenance,
-    check_place,
-    provenance_json,
-    stored_config_hash,
-    take_away_if_empty,
-    verify,
+from wherewhat.runs.schema import (
+    SCHEMA_VERSION,
+    ProfileFile,
+    encode_scores,
+    is_current,
+    join_profiles,
+    join_scores,
+    read_scores,
+    score_profiles,
+    score_table,
+    stored_scores,
+    write_profiles,
 )
-from wherewhat.runs.schema import SCHEMA_VERSION, ProfileFile, join_profiles, join_scores, read_scores, stored_scores
 from wherewhat.scores import Scores
+from wherewhat.text.documents import Document, text_hash
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from wherewhat.models.loaded import LoadedModel
+
+CONFIG = "config.json"
+PROVENANCE = "provenance.json"
+SCORES = "scores.parquet"
+PROFILES = "profiles.safetensors"
+COMPLETE = "complete.json"
+PARTS = "parts"
+LOCK = ".lock"
+
+_OWN_NAMES = {CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE, PARTS, LOCK}
+
+
+def stored_config_hash(path: Path) -> str | None:
+    """Return the hash of the configuration in the run directory `path`; None when there is no valid one."""
+    config = read_object(path / CONFIG)
+    with suppress(ConfigError):  # an altered byte can make a number infinite or a string invalid
+        return None if config is None else config_hash(config)
+    return None
+
+
+def check_place(path: Path, *, config_hash: str) -> None:
+    """Check that `path` is, or can become, the run directory of a configuration; writes nothing."""
+    if nearest_folder(path) != path:
+        return
+    stored = stored_config_hash(path)
+    # A valid configuration with the same folder name is another run, not damage to this one.
+    if stored not in (None, config_hash) and stored[:HASH_DIGITS] == config_hash[:HASH_DIGITS]:
+        raise StoreError(f"{path} belongs to the configuration {stored}, not {config_hash}: choose another folder")
+    if os.path.lexists(path / CONFIG):
+        return
+    try:
+        foreign = sorted(p.name for p in path.iterdir() if p.name not in _OWN_NAMES and not is_temporary(p))
+    except FileNotFoundError:
+        return  # another process just removed its empty run directory
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {explain(error)}") from error
+    if foreign:
+        raise StoreError(f"{path} is not a run directory, it holds {foreign[0]!r}: choose another folder")
+
+
+def verify(path: Path, *, config_hash: str) -> tuple[frozenset[str] | None, str | None]:
+    """Check every file of a finished run against its checksum.
+
+    Returns:
+        The names of the run's parts and None; or None and what is wrong.
+    """
+    if not os.path.lexists(path / COMPLETE):
+        return None, "the run is not finished"
+    seal = read_sealed(path / COMPLETE)
+    if seal is None:
+        return None, f"{COMPLETE} is damaged"
+    if not _is_readable(seal, path / COMPLETE):
+        return None, f"the run has schema version {seal['schema']}, older than {SCHEMA_VERSION}"
+    if seal.get("config_hash") != config_hash:
+        return None, f"{COMPLETE} belongs to the configuration {seal.get('config_hash')}, not {config_hash}"
+    damaged = first_damaged(path, seal.get("files"))
+    if damaged is not None:
+        return None, f"{damaged} is missing or damaged"
+    parts = seal.get("parts")
+    return frozenset(str(key) for key in parts) if isinstance(parts, list) else frozenset(), None
+
+
+def _is_readable(seal: Mapping[str, JSON], path: Path) -> bool:
+    """Return whether a run or part has files of this version; curves without scores are the same since version 2."""
+    files = seal.get("files")
+    only_curves = isinstance(files, Mapping) and SCORES not in files and seal.get("schema") == _CURVES_SINCE
+    return is_current(seal.get("schema"), path) or only_curves
+
+
+_CURVES_SINCE = 2
+
+
+def take_away_if_empty(path: Path) -> None:
+    """Remove a run directory without a finished part. Only for the holder of the run's lock."""
+    with suppress(OSError):  # what cannot be removed stays; it is a valid, empty run
+        if (path / PARTS).is_dir():
+            (path / PARTS).rmdir()
+        if {entry.name for entry in path.iterdir()} <= {CONFIG, LOCK}:
+            (path / CONFIG).unlink(missing_ok=True)
+            (path / LOCK).unlink(missing_ok=True)
+            path.rmdir()
+
+
+_PART = "part.json"
 
 _log = logging.getLogger(__name__)
+
+
+class Parts:
+    """The finished parts of one run, in the folder `parts` of its directory."""
+
+    def __init__(self, folder: Path, *, config_hash: str) -> None:
+        """Use `folder`, which need not exist yet, for parts of the configuration `config_hash`."""
+        self.folder = folder
+        self._config_hash = config_hash
+        self._known: dict[str, PartTimes] = {}
+
+    def path(self, key: str) -> Path:
+        """Return the folder of the part `key`."""
+        return self.folder / part_folder_name(key)
+
+    def times(self, key: str, *, trust: bool = True) -> PartTimes | None:
+        """Return the times of the part `key` if it is finished and undamaged, else None.
+
+        With `trust`, what this process checked or wrote before is not read again.
+        """
+        if trust and key in self._known:
+            return self._known[key]
+        self._known.pop(key, None)
+        path = self.path(key)
+        content = read_sealed(path / _PART)
+        if content is None:
+            return None
+        if not _is_readable(content, path / _PART):
+            return None
+        if (content.get("key"), content.get("config_hash")) != (key, self._config_hash):
+            return None
+        if first_damaged(path, content.get("files")) is not None:
+            return None
+        self._known[key] = PartTimes(**cast("dict[str, JSON]", content["times"]))  # type: ignore[arg-type]
+        return self._known[key]
+
+    def link(self, key: str, folder: Path) -> dict[str, JSON]:
+        """Give the files of a finished part a second name in `folder`, and return their fingerprints."""
+        content = read_sealed(self.path(key) / _PART) or {}
+        files = dict(cast("Mapping[str, JSON]", content.get("files") or {}))
+        for name in files:
+            link_file(self.path(key) / name, folder / name)
+        return files
+
+    def forget(self) -> None:
+        """Discard what was checked, since another process may have changed files."""
+        self._known.clear()
+
+    def discard_damaged(self, key: str) -> None:
+        """Remove the damaged part `key`. Only for the holder of the run's lock."""
+        path = self.path(key)
+        if path.exists() or path.is_symlink():
+            _log.warning("the part %r in %s is damaged or of an older version: it is computed again", key, path)
+            remove(path)
+
+    def remove_leftovers(self) -> None:
+        """Remove unfinished writes of dead processes. Only for the holder of the run's lock."""
+        if self.folder.is_dir():
+            remove_temporaries(self.folder)
+
+    def save(
+        self, key: str, scores: Scores, *, source: Mapping[str, JSON], document: str | None, seconds: float
+    ) -> None:
+        """Write a finished part; without a score table if it has curves only. Only for the holder of the run's lock."""
+        table = score_table(scores, source, document) if scores.names else None
+        now = time.time()
+        times = PartTimes(
+            key=key,
+            started=_utc(now - seconds),
+            finished=_utc(now),
+            seconds=float(seconds),
+            wherewhat=package_version("wherewhat"),
+        )
+        make_folder(self.folder)
+        path = self.path(key)
+        try:
+            with atomic_folder(path) as folder:
+                if table is not None:
+                    write_file(folder / SCORES, encode_scores(table))
+                write_profiles(folder / PROFILES, score_profiles(scores, document))
+                content: dict[str, JSON] = {
+                    "schema": SCHEMA_VERSION,
+                    "config_hash": self._config_hash,
+                    "key": key,
+                    "times": asdict(times),
+                    "files": fingerprints(folder, [PROFILES] if table is None else [SCORES, PROFILES]),
+                }
+                write_sealed(folder / _PART, content)
+        except StoreError as error:
+            raise StoreError(f"cannot save the part {key!r}: {error}") from error
+        self._known[key] = times
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+
+
+_PACKAGES = ("wherewhat", "torch", "transformers", "safetensors", "numpy", "pyarrow", "gguf")
+
+
+def collect_versions() -> dict[str, str | None]:
+    """Return the versions of Python, the platform and the packages that numbers can depend on."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{name: package_version(name) for name in _PACKAGES},
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What the caller knows about a run; the run directory adds times and the schema version.
+
+    Attributes:
+        model_hash: Hash of the model's weights.
+        tokenizer_hash: Hash of the tokenizer; None when no text was tokenised.
+        text_hash: Hash of the text; None when no text was read.
+        dtype: Type of the model's weights, such as `float32`.
+        device: Device of the model, such as `cpu` or `cuda:0`.
+        seed: Seed of the run.
+        versions: Versions of Python, the platform and packages.
+        extra: Further facts, such as the name of the GPU.
+    """
+
+    model_hash: str | None
+    tokenizer_hash: str | None
+    text_hash: str | None
+    dtype: str
+    device: str
+    seed: int
+    versions: Mapping[str, str | None] = field(default_factory=collect_versions)
+    extra: Mapping[str, JSON] = field(default_factory=dict)
+
+
+def model_provenance(
+    loaded: LoadedModel, texts: Sequence[Document], extra: Mapping[str, JSON] | None = None
+) -> Provenance:
+    """Return the provenance of a run of a model on texts."""
+    return Provenance(
+        model_hash=loaded.weights_hash,
+        tokenizer_hash=loaded.tokenizer_hash,
+        text_hash=text_hash(texts),
+        dtype=loaded.dtype,
+        device=loaded.device,
+        seed=loaded.seed,
+        extra=extra or {},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartTimes:
+    """When a part was computed, in UTC and ISO 8601, and how long it took, in seconds of wall time.
+
+    `wherewhat` is the version that computed it; a resumed run can mix versions.
+    """
+
+    key: str
+    started: str
+    finished: str
+    seconds: float
+    wherewhat: str | None
+
+
+def provenance_json(provenance: Provenance, times: Sequence[PartTimes], *, config_hash: str) -> dict[str, JSON]:
+    """Return the content of `provenance.json`.
+
+    Times are those of the parts, so that an interrupted run states the time that was spent on computing.
+    """
+    parts = {part.key: asdict(part) for part in times}
+    for part in parts.values():
+        del part["key"]
+    return {
+        "config_hash": config_hash,
+        **asdict(provenance),
+        # All times are UTC in one format, so that their order as text is their order in time.
+        "created": min(part.started for part in times),
+        "finished": max(part.finished for part in times),
+        "seconds": sum(part.seconds for part in times),
+        "parts": parts,
+    }
 
 
 class RunDirectory:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from wherewhat.errors import ConfigError
-from wherewhat.hashes import plain_json
+from wherewhat.files import plain_json
 from wherewhat.measures.statistics import Interval, interval, wilson
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.claims.claim import (
@@ -27,7 +27,7 @@ from wherewhat.report.claims.claim import (
     verdict_of,
 )
 from wherewhat.report.claims.judgement import CLAIMS, FORMAT, Judgement
-from wherewhat.runs.layout import collect_versions
+from wherewhat.runs.directory import collect_versions
 from wherewhat.scores import SHARE
 from wherewhat_lab.constructions.checks import check_randomly
 from wherewhat_lab.constructions.discrepancy import (

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.attention import effective_rank
 from wherewhat.measures.axes import HIGH_R, AxesConfig, Method
 from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre
 from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, fit_subsets
 from wherewhat.measures.graphs import launched
-from wherewhat.measures.tensors import check_heads, check_single_text, per_query_head
+from wherewhat.measures.tensors import check_heads, check_single_text, effective_rank, per_query_head
 from wherewhat.numerics import has_triton
 from wherewhat.options import short_repr
 from wherewhat.scores import Column, Scores
