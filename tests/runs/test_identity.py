@@ -640,9 +640,8 @@ def test_a_declared_revision_stands_for_the_code_and_says_so(package, tmp_path):
     package.load()
     measurement = find_measurement(package.name)
     assert code_identity(measurement) == {"revision": 2, "code": DECLARED}
-    assert is_current(
-        {"versions": versions(), "revision": 2, "code": DECLARED}, measurement, code_identity(measurement)
-    )
+    config = {"versions": versions(), "revision": 2, "code": DECLARED}
+    assert is_current(config, measurement, code_identity(measurement), versions())
     request = Request(package.name, model=memory_model(), texts=(list(range(8)),))
     first = run(request, out=tmp_path)
     assert (first.config["revision"], first.config["code"]) == (2, DECLARED)
@@ -912,9 +911,10 @@ def test_finished_runs_are_those_of_todays_code_and_versions(package, tmp_path, 
     path, config = known.finished()[0]
     measurement = find_measurement(package.name)
     code = code_identity(measurement)
-    assert is_current(config, measurement, code)
-    assert not is_current({**config, "versions": {}}, measurement, code)
-    assert not is_current({name: value for name, value in config.items() if name != "versions"}, measurement, code)
+    assert is_current(config, measurement, code, versions())
+    assert not is_current({**config, "versions": {}}, measurement, code, versions())
+    unversioned = {name: value for name, value in config.items() if name != "versions"}
+    assert not is_current(unversioned, measurement, code, versions())
     with monkeypatch.context() as patch:
         patch.setattr("wherewhat.runs.identity.package_version", lambda name: "99")
         assert known.finished() == []

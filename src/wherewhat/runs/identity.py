@@ -88,26 +88,11 @@ def versions(packages: Iterable[str] = ()) -> dict[str, JSON]:
     return {name: package_version(name) for name in (*_PACKAGES, *packages)}
 
 
-def installed_versions() -> dict[str, JSON]:
-    """Return the versions of all packages that runs can name."""
-    return versions(("gguf", "peft"))
-
-
 def is_current(
-    config: Mapping[str, JSON],
-    measurement: Measurement,
-    code: Mapping[str, JSON],
-    installed: Mapping[str, JSON] | None = None,
+    config: Mapping[str, JSON], measurement: Measurement, code: Mapping[str, JSON], installed: Mapping[str, JSON]
 ) -> bool:
-    """Return whether a run was made with today's packages and code.
-
-    Args:
-        config: Configuration of the run.
-        measurement: Its measurement.
-        code: What :func:`code_identity` returned for the measurement.
-        installed: What :func:`installed_versions` returned, for many runs; by default it is called.
-    """
-    stored, installed = config.get("versions"), installed or installed_versions()
+    """Return whether the run of a configuration was made with today's packages and code of its measurement."""
+    stored = config.get("versions")
     if not isinstance(stored, Mapping) or not {*_PACKAGES} <= {*stored} <= {*installed}:
         return False
     if any(installed[name] != version for name, version in stored.items()):
@@ -381,7 +366,7 @@ class KnownRuns:
         all numbers depend on, are left out.
         """
         known, codes, found = measurements(), dict[str, dict[str, JSON]](), []
-        installed = installed_versions()
+        installed = versions(("gguf", "peft"))  # of all packages that runs can name
         for path in sorted(self.out.iterdir()) if self.out.is_dir() else []:
             config = read_object(path / CONFIG) if (path / COMPLETE).is_file() else None
             made = known.get(str(config.get("measurement"))) if config is not None else None
