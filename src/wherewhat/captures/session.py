@@ -28,6 +28,12 @@ from wherewhat.captures.structure import ModelWatch, Route, surroundings
 from wherewhat.captures.trace import tracing
 from wherewhat.errors import CaptureError
 
+Reducer = Callable[[LayerAttention], None]
+"""Called with each layer's attention during the forward pass; tensors that are kept must be copied."""
+
+Editor = Callable[[LayerAttention], Tensor | None]
+"""Like a reducer; a returned tensor, shaped like ``output``, replaces the layer's attention output."""
+
 _ROUNDINGS = 3
 """Number of times a logit is rounded to the model's dtype: after the product, the scale and the bias."""
 
@@ -131,13 +137,6 @@ def _difference(one: IdentifiedRotation, other: IdentifiedRotation, positions: T
         return torch.tensor(torch.inf)
     angle = (a.inv_freq - b.inv_freq).abs().max().to(positions.device) * positions.max()
     return angle + abs(a.scaling / b.scaling - 1)
-
-
-Reducer = Callable[[LayerAttention], None]
-"""Called with each layer's attention during the forward pass; tensors that are kept must be copied."""
-
-Editor = Callable[[LayerAttention], Tensor | None]
-"""Like a reducer; a returned tensor, shaped like ``output``, replaces the layer's attention output."""
 
 
 class Capture(Observer):
