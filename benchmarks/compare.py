@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from wherewhat.runs.comparison import compare
-from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.layout import Provenance
+from wherewhat.runs.directory import Provenance, RunDirectory
 from wherewhat.scores import Scores, stored_metric
 
 

@@ -47,20 +47,19 @@ from wherewhat.measures.measurement import (
     QuestionMeasurement,
     Text,
     defines,
+    find_measurement,
     measure_text,
+    measurements,
 )
-from wherewhat.measures.registry import find_measurement, measurements
-from wherewhat.models.loaded import LoadedModel
+from wherewhat.models.loaded import LoadedModel, evaluation
 from wherewhat.models.loader import load
-from wherewhat.models.memory import evaluation, load_memory
+from wherewhat.models.memory import load_memory
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import build_config
-from wherewhat.runs.inputs import Input, blank, model_inputs
-from wherewhat.runs.request import Request
+from wherewhat.runs.request import Input, Request, blank, model_inputs
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.scores import Scores
-from wherewhat.text.documents import Document
-from wherewhat.text.files import read_documents
+from wherewhat.text.documents import Document, read_documents
 
 MOST = 60
 """Number of passes above which the documentation states a reason."""

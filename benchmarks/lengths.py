@@ -37,7 +37,7 @@ from wherewhat.models.loaded import LoadedModel
 from wherewhat.models.loader import load
 from wherewhat.rules.length_methods import compare_methods
 from wherewhat.runs.subject import ModelSubject
-from wherewhat.text.files import read_documents
+from wherewhat.text.documents import read_documents
 
 DEPTHS = (0, 20, 40, 70, 100)
 """Depths of planted runs in percent. At 50 and 75 %, a run would be exactly a trained length back in texts of 2 and 4

@@ -22,7 +22,7 @@ from wherewhat.progress import TerminalProgress
 from wherewhat.report.measurements import DOCUMENTS, TOKENS
 from wherewhat.report.report import make_report
 from wherewhat.runs.request import ModelRequest
-from wherewhat.text.files import read_documents
+from wherewhat.text.documents import read_documents
 
 MOST = 60
 """Largest number of forward passes that a report may cost."""

@@ -31,10 +31,17 @@ LAYERS, HEADS, TOKENS = 32, 32, 512
 ROUNDS = 3
 
 
+def find_measurement(name: str) -> Any:
+    """Return a measurement by name, in this version or an earlier one."""
+    try:
+        from wherewhat.measures.measurement import find_measurement as found
+    except ImportError:
+        from wherewhat.measures.registry import find_measurement as found
+    return found(name)
+
+
 def columns(measurement: str, generator: torch.Generator) -> tuple[list[str], list[str], dict[str, tuple[str, ...]]]:
     """Return the names of the values per head, of those per layer, and of the curves with their axes."""
-    from wherewhat.measures.registry import find_measurement
-
     metrics = [metric.name for metric in find_measurement(measurement).metrics]
     controls = [metric.control for metric in find_measurement(measurement).metrics if metric.control]
     if measurement == "axes":
@@ -53,8 +60,7 @@ def columns(measurement: str, generator: torch.Generator) -> tuple[list[str], li
 
 def one_round(measurement: str, folder: Path) -> dict[str, float]:
     """Write and read once; return seconds by step."""
-    from wherewhat.runs.directory import RunDirectory
-    from wherewhat.runs.layout import Provenance
+    from wherewhat.runs.directory import Provenance, RunDirectory
     from wherewhat.runs.results import StoredRun
 
     generator = torch.Generator().manual_seed(0)
@@ -117,7 +123,6 @@ def save(run: Any, measurement: str, tensors: Any, curves: Any) -> None:
         from wherewhat.scores import Column, Scores
     except ImportError:
         from wherewhat.measures.measurement import Curve, DocumentScores, LayerScores
-        from wherewhat.measures.registry import find_measurement
         from wherewhat.runs import execution
         from wherewhat.runs.schema import ScoreSource
 
@@ -131,7 +136,6 @@ def save(run: Any, measurement: str, tensors: Any, curves: Any) -> None:
         run.save("a", execution._part(metrics, source, DocumentScores(layers)), seconds=0.1)
         return
     from wherewhat.measures.measurement import declared_metrics
-    from wherewhat.measures.registry import find_measurement
 
     declared = find_measurement(measurement)
     layers = [

@@ -62,7 +62,7 @@ def smollm2(options: argparse.Namespace) -> None:
     from wherewhat.captures.blocks import blocks
     from wherewhat.captures.proof import capture, prove
     from wherewhat.models.loader import load
-    from wherewhat.text.files import read_documents
+    from wherewhat.text.documents import read_documents
 
     loaded = load("smollm2", device=options.device)
     model = loaded.model

@@ -34,7 +34,7 @@ LAYERS = (
 LAB = "wherewhat_lab"
 """The package of small models, which imports wherewhat and is attached to it by entry points."""
 
-FOUNDATION = ("errors", "boundary", "options", "imports", "numerics", "files", "hashes", "progress", "scores")
+FOUNDATION = ("errors", "boundary", "options", "imports", "numerics", "files", "progress", "scores")
 """Modules that every folder may import and that import no folder."""
 
 
@@ -122,3 +122,35 @@ assert "torch" not in sys.modules
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+_MODULES = 42
+"""Modules of which functions run in ``wherewhat axes``. A reader who follows one number meets all of them."""
+
+
+@pytest.mark.slow
+def test_one_number_passes_few_modules(speller, tmp_path):
+    code = f"""
+import inspect, sys, threading
+from pathlib import Path
+from wherewhat.cli.main import run_cli
+
+source, modules = {str(PACKAGE)!r}, set()
+
+def note(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(source):
+        modules.add(str(Path(code.co_filename).relative_to(source)))
+
+threading.setprofile(note)
+sys.setprofile(note)
+assert run_cli(["axes", {str(speller)!r}, "--documents", "2", "--tokens", "64"]) == 0
+sys.setprofile(None)
+Path("modules").write_text("\\n".join(sorted(modules)))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "WHEREWHAT_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = (tmp_path / "modules").read_text().split()
+    assert len(found) <= _MODULES, found

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.models import save_speller
-from wherewhat.measures.registry import measurements
+from wherewhat.measures.measurement import measurements
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ import pytest
 
 from helpers.runs import open_run, provenance
 from wherewhat.errors import StoreError
-from wherewhat.hashes import part_folder_name, run_folder_name, slug
+from wherewhat.files import part_folder_name, run_folder_name, slug
 from wherewhat.scores import Scores
 
 HOSTILE = [

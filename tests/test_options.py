@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures.registry import find_measurement, measurements
+from wherewhat.measures.measurement import find_measurement, measurements
 from wherewhat.options import build_config, checked, config_values, parse_assignments, read_config
 
 

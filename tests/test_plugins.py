@@ -10,7 +10,7 @@ import pytest
 
 from wherewhat.errors import PluginWarning
 from wherewhat.imports import plugins
-from wherewhat.measures import registry
+from wherewhat.measures import measurement as registry
 
 BROKEN = """
 import typer

@@ -24,7 +24,7 @@ from real_models import NAMES, UnavailableError, fetch
 from wherewhat.cli.tables import Table
 from wherewhat.errors import WherewhatError
 from wherewhat.measures.frequencies import BANDS
-from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.measurement import find_measurement
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.models.loaded import max_positions
 from wherewhat.models.source import Weights

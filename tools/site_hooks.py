@@ -10,8 +10,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-from wherewhat.measures.measurement import Measurement, all_metrics
-from wherewhat.measures.registry import measurements
+from wherewhat.measures.measurement import Measurement, all_metrics, measurements
 from wherewhat.report.views import view_of
 
 _DOCS = Path(__file__).resolve().parents[1] / "docs"

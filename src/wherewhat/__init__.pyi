@@ -22,7 +22,7 @@ from wherewhat.measures.measurement import Measurement as Measurement
 from wherewhat.measures.measurement import QuestionMeasurement as QuestionMeasurement
 from wherewhat.measures.measurement import Text as Text
 from wherewhat.measures.measurement import TextMeasurement as TextMeasurement
-from wherewhat.measures.registry import register as register
+from wherewhat.measures.measurement import register as register
 from wherewhat.models.source import SupportedModel as SupportedModel
 from wherewhat.models.source import supported_models as supported_models
 from wherewhat.plans.planner import make_plan as make_plan
@@ -46,4 +46,4 @@ from wherewhat.scores import Metric as Metric
 from wherewhat.scores import Scores as Scores
 from wherewhat.text.documents import Document as Document
 from wherewhat.text.documents import embedded_documents as embedded_documents
-from wherewhat.text.files import read_documents as read_documents
+from wherewhat.text.documents import read_documents as read_documents

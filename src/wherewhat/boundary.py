@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from wherewhat.errors import ConfigError, StoreError, WherewhatError, one_line, printable
-from wherewhat.files import check_writable, explain, kind_of_file, nearest_folder
+from wherewhat.files import MOST_DEPTH, check_depth, check_writable, explain, kind_of_file, nearest_folder, nested
 
 MOST_CONFIG_BYTES = 16 << 20
 """Largest size of a file of settings."""
-
-MOST_DEPTH = 64
-"""Deepest nesting of lists and tables in a file of settings."""
 
 MOST_VALUES = 1_000_000
 """Largest number of values in a file of settings, with every YAML alias replaced by its values."""
@@ -193,17 +190,6 @@ def parse_settings(
     return value
 
 
-def check_depth(value: Any) -> None:
-    """Raise RecursionError for lists and tables that are nested more than :data:`MOST_DEPTH` deep."""
-    level = [value]
-    for _ in range(MOST_DEPTH):
-        # Aliases of YAML are one object in several places, which is followed once.
-        level = list({id(inner): inner for outer in level for inner in _values(outer)}.values())
-        if not level:
-            return
-    raise RecursionError
-
-
 def check_values(value: Any) -> None:
     """Raise RecursionError or ValueError for values of settings that are nested too deep, too many or too large."""
     check_depth(value)
@@ -212,15 +198,11 @@ def check_values(value: Any) -> None:
         inside: list[Any] = []
         for outer in level:
             check_whole_number("a number", outer, error=ValueError)
-            inside += _values(outer)
+            inside += nested(outer)
             if count + len(inside) > MOST_VALUES:
                 raise ValueError(f"more than {MOST_VALUES:,} values")
         count += len(inside)
         level = inside
-
-
-def _values(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
 
 
 def check_whole_number(name: str, value: Any, *, error: type[Exception] = ConfigError) -> None:

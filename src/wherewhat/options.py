@@ -23,7 +23,6 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from wherewhat.boundary import (
     MOST_CONFIG_BYTES,
-    MOST_DEPTH,
     check_values,
     check_whole_number,
     parse_settings,
@@ -32,6 +31,7 @@ from wherewhat.boundary import (
     user_path,
 )
 from wherewhat.errors import ConfigError, one_line
+from wherewhat.files import MOST_DEPTH
 from wherewhat.imports import require
 
 _Checked = TypeVar("_Checked", bound=Callable[..., Any])

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wherewhat.files import make_folder, remove, write_file
-from wherewhat.hashes import JSON
-from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.layout import Provenance
+from wherewhat.files import JSON, make_folder, remove, write_file
+from wherewhat.runs.directory import Provenance, RunDirectory
 from wherewhat.runs.records import RECORDS, RECORDS_FILE, Recorder, StudyRun, TensorTable, save_table, synchronize
 from wherewhat_lab.model import LabModel
 from wherewhat_lab.training import MODEL_FILE, STATE_FILE, Record

@@ -13,8 +13,7 @@ from wherewhat.captures.attention import Mask
 from wherewhat.captures.chunks import ChunkedMask, ChunkMask, bounds, prove_chunks, run_in_chunks
 from wherewhat.captures.proof import capture
 from wherewhat.errors import CaptureError, ConfigError
-from wherewhat.measures.measurement import Text, measure_text
-from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.measurement import Text, find_measurement, measure_text
 from wherewhat.runs.subject import ModelSubject
 
 N = 41

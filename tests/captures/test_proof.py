@@ -17,9 +17,9 @@ from helpers.capture import Kept, assert_near, run, shared, tiny, tokens
 from helpers.tolerance import rounding
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.blocks import key_mixing
-from wherewhat.captures.guard import rounded_weights
 from wherewhat.captures.proof import capture, prove
 from wherewhat.captures.rotation import identify_rotation
+from wherewhat.captures.session import rounded_weights
 from wherewhat.errors import CaptureError
 
 NUMBER = re.compile(r"(\d\.?\d*(e[-+]?\d+)?|nan|inf)")

@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from helpers.capture import Kept, tiny, tokens
 from helpers.tolerance import rounding
 from wherewhat.captures.proof import capture, intervene, prove
-from wherewhat.captures.wrappers import uncompiled, unwrapped
+from wherewhat.captures.structure import uncompiled, unwrapped
 from wherewhat.errors import CaptureError
 
 IDS = tokens()

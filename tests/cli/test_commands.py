@@ -20,7 +20,7 @@ from helpers.command_line import assert_one_line
 from helpers.tolerance import rounding
 from wherewhat.captures.proof import prove
 from wherewhat.cli.tables import proof_table
-from wherewhat.measures.registry import measurements
+from wherewhat.measures.measurement import measurements
 
 
 def test_help_and_version(cli):

@@ -14,7 +14,7 @@ from wherewhat.errors import LoadError, TooLargeError
 from wherewhat.models.controls import shuffle_query_key
 from wherewhat.report.report import make_report
 from wherewhat.runs.execution import run_control, run_with_controls
-from wherewhat.runs.known import KnownRuns
+from wherewhat.runs.identity import KnownRuns
 from wherewhat.runs.request import ModelRequest, Request
 
 REASON = "cannot shuffle model.layers.0.self_attn: its weights are quantised or offloaded; load it without either"

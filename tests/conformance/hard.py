@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from conformance.tiny_config import HIDDEN, VOCAB
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.captures.comparison import LayerProof
+from wherewhat.captures.layer_proofs import LayerProof
 from wherewhat.captures.proof import Proof, capture
 from wherewhat.errors import LoadError
 from wherewhat.models.controls import ProjectionPart, query_key_parts

@@ -42,7 +42,7 @@ def embedded_model() -> Any:
 @pytest.fixture
 def surroundings(folder, monkeypatch, request):
     """Run in the folder of all pages, load the embedded model once, and forget registered measurements."""
-    from wherewhat.measures import registry
+    from wherewhat.measures import measurement as registry
     from wherewhat.runs import subject
 
     load = subject.loader.load

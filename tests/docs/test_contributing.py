@@ -14,7 +14,7 @@ from helpers.pages import ROOT, run_page
 from helpers.tolerance import rounding
 from wherewhat import lengths
 from wherewhat.lengths import registry as lengths_registry
-from wherewhat.measures import registry
+from wherewhat.measures import measurement as registry
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers.pages import ROOT
-from wherewhat.measures.registry import measurements
+from wherewhat.measures.measurement import measurements
 from wherewhat.report.views import view_of
 
 pytestmark = pytest.mark.slow

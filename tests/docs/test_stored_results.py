@@ -6,7 +6,7 @@ import importlib.util
 from types import ModuleType
 
 from helpers.pages import ROOT
-from wherewhat.measures.registry import BUILT_IN, measurements
+from wherewhat.measures.measurement import BUILT_IN, measurements
 
 
 def summary_of(study: str) -> ModuleType:

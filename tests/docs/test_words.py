@@ -15,8 +15,7 @@ import yaml
 from helpers.pages import PAGES, ROOT, blocks
 from test_architecture import LAYERS, edges
 from wherewhat.lengths import METHODS, find_method
-from wherewhat.measures.measurement import all_metrics
-from wherewhat.measures.registry import measurements
+from wherewhat.measures.measurement import all_metrics, measurements
 from wherewhat.report.figures import FIGURES
 from wherewhat.report.views import view_of
 

@@ -90,7 +90,7 @@ def _commands() -> dict[tuple[str, ...], Any]:
 
 def _settings(path: tuple[str, ...]) -> list[str]:
     """The names for ``--set`` of a command."""
-    from wherewhat.measures.registry import measurements
+    from wherewhat.measures.measurement import measurements
 
     if path == ("multihop", "train"):
         return [

@@ -100,7 +100,7 @@ def serve() -> None:
         import_module(name)
     import torch
 
-    from wherewhat.measures.registry import measurements
+    from wherewhat.measures.measurement import measurements
 
     measurements()
     gc.collect()

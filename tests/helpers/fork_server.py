@@ -4,7 +4,7 @@ import gc
 import os
 
 from helpers.trials import Forked, fork_trials
-from wherewhat.measures.registry import measurements
+from wherewhat.measures.measurement import measurements
 
 fork_trials(Forked)
 os.fsync = lambda descriptor: None

@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 
-from wherewhat.measures.measurement import categories_of
-from wherewhat.measures.registry import find_measurement, measurements
-from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.layout import Provenance
+from wherewhat.measures.measurement import categories_of, find_measurement, measurements
+from wherewhat.runs.directory import Provenance, RunDirectory
 from wherewhat.scores import Column, Scores, stored_metric
 
 CONFIG = {"measurement": "entropy", "model": "tiny", "weights": "trained", "seed": 0, "tokens": 128, "rate": 0.1}

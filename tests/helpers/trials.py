@@ -1,7 +1,7 @@
 """Trials of models in forks of a process that has imported what they need, in place of new processes.
 
-Importing transformers takes a trial process longer than most tests take. `models/test_trial.py` has the test of the
-real process.
+Importing transformers takes a trial process longer than most tests take. `models/test_suitability.py` has the test of
+the real process.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from wherewhat.models import trial
+from wherewhat.models import suitability
 
 _CONNECT = socket.socket.connect
 
 
 def fork_trials(start: Callable[[], Any]) -> None:
     """Let ``start``, which returns an object with the interface of ``subprocess.Popen``, start trial processes."""
-    trial.subprocess = SimpleNamespace(PIPE=None, DEVNULL=None, Popen=lambda *words, **options: start())
+    suitability.subprocess = SimpleNamespace(PIPE=None, DEVNULL=None, Popen=lambda *words, **options: start())
 
 
 @contextlib.contextmanager
@@ -113,4 +113,8 @@ def _serve_over(connection: Any) -> None:
 def _serve() -> None:
     os.setsid()
     sys.stdin = os.fdopen(0, closefd=False)
-    trial.serve()
+    answers = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    suitability.serve(answers)

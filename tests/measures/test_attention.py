@@ -9,8 +9,9 @@ import torch
 
 from helpers.layers import random_causal_layer
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.attention import attention_stats, effective_rank, gaussian_rank
+from wherewhat.measures.attention import attention_stats, gaussian_rank
 from wherewhat.measures.heads import AttentionConfig
+from wherewhat.measures.tensors import effective_rank
 
 # Logits of 8 products of magnitude up to about 10 in float32: weights are within 1e-5.
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}

@@ -33,8 +33,7 @@ from wherewhat.measures.measurement import Spans, Text
 from wherewhat.measures.perturb import KINDS, PerturbConfig
 from wherewhat.measures.statistics import change_bounds, wilson
 from wherewhat.report.result import run
-from wherewhat.runs.inputs import blank, item_choices
-from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.runs.request import ModelRequest, Request, blank, item_choices
 from wherewhat.runs.results import StoredRun
 from wherewhat.runs.subject import ModelSubject, load
 from wherewhat.scores import Scores

@@ -19,9 +19,15 @@ from wherewhat.captures.proof import Proof, prove
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.frequencies import FrequenciesConfig
 from wherewhat.measures.heads import HeadsConfig
-from wherewhat.measures.measurement import DocumentsMeasurement, Spans, Text, measure_text
+from wherewhat.measures.measurement import (
+    DocumentsMeasurement,
+    Spans,
+    Text,
+    find_measurement,
+    measure_text,
+    measurements,
+)
 from wherewhat.measures.perturb import PerturbConfig
-from wherewhat.measures.registry import find_measurement, measurements
 from wherewhat.measures.swaps.layer import layer_swaps, reference_scores
 from wherewhat.numerics import new_process_settings
 from wherewhat.runs.subject import ModelSubject

@@ -45,10 +45,8 @@ from wherewhat.measures.perturb.losses import (
 )
 from wherewhat.measures.perturb.perturb_measurement import PerturbMeasurement
 from wherewhat.report.result import run
-from wherewhat.runs.inputs import find_sentences, find_words, transpose_letters
-from wherewhat.runs.placement import computing, placed
-from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.request import ModelRequest, Request, find_sentences, find_words, transpose_letters
+from wherewhat.runs.subject import ModelSubject, computing, placed
 
 ROTATING = ["llama", "gptj", "gpt_neox", "gemma2", "cohere", "phi3", "mistral"]
 N = 23

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from wherewhat.errors import ConfigError
-from wherewhat.measures import registry
-from wherewhat.measures.measurement import LayerMeasurement
-from wherewhat.measures.registry import find_measurement, measurements, register
+from wherewhat.measures import measurement as registry
+from wherewhat.measures.measurement import LayerMeasurement, find_measurement, measurements, register
 from wherewhat.options import option
 from wherewhat.report import views
 from wherewhat.report.report import make_report
@@ -98,5 +97,5 @@ def test_declarations_do_not_import_torch():
     import subprocess
     import sys
 
-    code = "import sys, wherewhat.measures.registry as r; r.measurements(); assert 'torch' not in sys.modules"
+    code = "import sys, wherewhat.measures.measurement as r; r.measurements(); assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

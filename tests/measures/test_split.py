@@ -374,7 +374,9 @@ def test_too_few_documents_are_refused_before_anything_is_loaded(texts, tmp_path
 def test_resumed_run_computes_nothing_twice(gpt2, texts, tmp_path, monkeypatch):
     whole = run(request(gpt2, texts), out=tmp_path / "whole")
     with monkeypatch.context() as broken:
-        broken.setattr("wherewhat.runs.layout.Parts.link", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(
+            "wherewhat.runs.directory.RunDirectory._link", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             run(request(gpt2, texts), out=tmp_path / "killed")
     monkeypatch.setattr("wherewhat.runs.execution._found", lambda *_: pytest.fail("measured twice"))

@@ -13,7 +13,8 @@ import wherewhat
 from helpers.capture import tiny
 from helpers.models import llama_config, save_model
 from wherewhat.errors import WherewhatError
-from wherewhat.models.memory import evaluation, weights_hash
+from wherewhat.models.loaded import evaluation
+from wherewhat.models.memory import weights_hash
 from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
 from wherewhat.runs.subject import load, load_model
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import wherewhat
-from wherewhat.captures.summary import layer_kinds
+from wherewhat.captures.layer_proofs import layer_kinds
 from wherewhat.cli.main import run_cli
 from wherewhat.runs.results import StoredRun
 

@@ -23,7 +23,7 @@ from helpers.report import HOSTILE, TOKENS, unpacked
 from helpers.tolerance import rounding
 from wherewhat.caches.plan import LayerHeads, Plan
 from wherewhat.imports import package_version
-from wherewhat.measures.registry import measurements
+from wherewhat.measures.measurement import measurements
 from wherewhat.report.excerpt import ExcerptFile, take_excerpt
 from wherewhat.report.report import make_report
 from wherewhat.runs.directory import RunDirectory

@@ -19,8 +19,8 @@ from helpers.capture import tiny, tokens
 from helpers.models import llama_config, save_model
 from helpers.tolerance import rounding
 from wherewhat.errors import LoadError, WherewhatError
-from wherewhat.measures import registry
-from wherewhat.measures.registry import measurements
+from wherewhat.measures import measurement as registry
+from wherewhat.measures.measurement import measurements
 from wherewhat.runs.comparison import compare, within_ranges
 from wherewhat.runs.request import model_request
 

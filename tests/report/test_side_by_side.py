@@ -17,7 +17,7 @@ import wherewhat
 from helpers.models import llama_config, save_speller
 from helpers.report import TOKENS
 from wherewhat.cli.report import _numbers_table
-from wherewhat.measures import registry
+from wherewhat.measures import measurement as registry
 from wherewhat.measures.measurement import LayerMeasurement
 from wherewhat.measures.statistics import interval, welch
 from wherewhat.models.memory import weight_sample
@@ -27,7 +27,7 @@ from wherewhat.report.page import Profiled
 from wherewhat.report.report import make_report
 from wherewhat.report.side_by_side import SAME_WEIGHTS, ComparedModel, difference, not_matched
 from wherewhat.runs.collection import Runs
-from wherewhat.runs.known import KnownRuns
+from wherewhat.runs.identity import KnownRuns
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun
 from wherewhat.scores import Metric

@@ -9,7 +9,7 @@ from helpers.capture import proved, tiny, tokens
 from wherewhat.captures.proof import prove
 from wherewhat.errors import MeasureError
 from wherewhat.measures.perturb.changes import swap
-from wherewhat.runs.placement import continued
+from wherewhat.runs.subject import continued
 
 # A cache of all keys with rotations, a table and biases; one with recurrent states; one with windows in some layers.
 FAMILIES = ["llama", "gpt2", "bloom", "jamba", "qwen2:window"]

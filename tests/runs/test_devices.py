@@ -13,8 +13,7 @@ from conformance.overrides import FULL, SLIDING
 from helpers.capture import tiny, tokens
 from helpers.models import on_disk, save_model
 from wherewhat.captures.attention import LayerAttention, Mask
-from wherewhat.measures.measurement import DocumentsMeasurement, Spans, Text, measure_text
-from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.measurement import DocumentsMeasurement, Spans, Text, find_measurement, measure_text
 from wherewhat.report.result import run
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.subject import ModelSubject

@@ -10,7 +10,7 @@ import torch
 
 from helpers.runs import CONFIG, KEYS, complete_run, compute, leftovers, open_run, provenance, result_bytes
 from wherewhat.errors import StoreError, WherewhatError
-from wherewhat.hashes import config_hash, read_sealed, write_sealed
+from wherewhat.files import config_hash, read_sealed, write_sealed
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.scores import Column, Scores
 
@@ -258,8 +258,8 @@ def test_a_changed_configuration_is_told_by_load_and_restored(tmp_path):
 
 def test_two_configurations_with_one_folder_name_are_kept_apart(tmp_path, monkeypatch):
     # The first 12 digits of two hashes cannot be made to meet by trying, so the name is made to hold fewer.
-    monkeypatch.setattr("wherewhat.hashes.HASH_DIGITS", 0)
-    monkeypatch.setattr("wherewhat.runs.layout.HASH_DIGITS", 0)
+    monkeypatch.setattr("wherewhat.files.HASH_DIGITS", 0)
+    monkeypatch.setattr("wherewhat.runs.directory.HASH_DIGITS", 0)
     complete_run(tmp_path)
     with pytest.raises(StoreError, match=r"belongs to the configuration [0-9a-f]{64}, not .*: choose another"):
         RunDirectory.open(tmp_path, name="entropy tiny", config={"other": 1})

@@ -23,7 +23,7 @@ from wherewhat.lengths.windows import InfLLM, LMInfinite, SlidingWindow
 from wherewhat.measures.choices import answer_choices, perturb_context
 from wherewhat.measures.perturb import PerturbConfig
 from wherewhat.measures.perturb.changes import no_change
-from wherewhat.runs.inputs import item_choices
+from wherewhat.runs.request import item_choices
 from wherewhat.runs.subject import ModelSubject, load
 from wherewhat.text.questions import ChoiceItem, read_items
 

@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import wherewhat
 from helpers.models import llama_config, save_model, save_tokenizer
 from wherewhat.errors import LoadError
-from wherewhat.measures import registry
-from wherewhat.measures.registry import find_measurement, measurements, register
+from wherewhat.measures import measurement as registry
+from wherewhat.measures.measurement import find_measurement, measurements, register
 from wherewhat.plans.planner import _Planner
 from wherewhat.plans.request import PlanRequest
 from wherewhat.progress import Silent
@@ -31,8 +31,7 @@ from wherewhat.report.excerpt import ExcerptFile
 from wherewhat.runs import execution, identity
 from wherewhat.runs.code import DECLARED, code_identity
 from wherewhat.runs.execution import LastModel, prepare, run, run_control
-from wherewhat.runs.identity import is_current, reused_line, versions
-from wherewhat.runs.known import KnownRuns
+from wherewhat.runs.identity import KnownRuns, is_current, reused_line, versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.sweep.cells import expand
 from wherewhat.sweep.file import read_sweep_file
@@ -617,7 +616,7 @@ def test_code_is_the_same_in_every_process_and_needs_no_torch(package, tmp_path)
     code = f"""
 import json, sys
 import {package.name}.base
-from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.measurement import find_measurement
 from wherewhat.runs.code import code_identity
 import {package.name}.keys
 print(json.dumps(code_identity(find_measurement({package.name!r}))))
@@ -641,9 +640,8 @@ def test_a_declared_revision_stands_for_the_code_and_says_so(package, tmp_path):
     package.load()
     measurement = find_measurement(package.name)
     assert code_identity(measurement) == {"revision": 2, "code": DECLARED}
-    assert is_current(
-        {"versions": versions(), "revision": 2, "code": DECLARED}, measurement, code_identity(measurement)
-    )
+    config = {"versions": versions(), "revision": 2, "code": DECLARED}
+    assert is_current(config, measurement, code_identity(measurement), versions())
     request = Request(package.name, model=memory_model(), texts=(list(range(8)),))
     first = run(request, out=tmp_path)
     assert (first.config["revision"], first.config["code"]) == (2, DECLARED)
@@ -913,9 +911,10 @@ def test_finished_runs_are_those_of_todays_code_and_versions(package, tmp_path, 
     path, config = known.finished()[0]
     measurement = find_measurement(package.name)
     code = code_identity(measurement)
-    assert is_current(config, measurement, code)
-    assert not is_current({**config, "versions": {}}, measurement, code)
-    assert not is_current({name: value for name, value in config.items() if name != "versions"}, measurement, code)
+    assert is_current(config, measurement, code, versions())
+    assert not is_current({**config, "versions": {}}, measurement, code, versions())
+    unversioned = {name: value for name, value in config.items() if name != "versions"}
+    assert not is_current(unversioned, measurement, code, versions())
     with monkeypatch.context() as patch:
         patch.setattr("wherewhat.runs.identity.package_version", lambda name: "99")
         assert known.finished() == []

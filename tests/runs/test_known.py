@@ -13,7 +13,7 @@ from helpers.models import llama_config, save_model
 from wherewhat.runs import execution
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, run
-from wherewhat.runs.known import KnownRuns
+from wherewhat.runs.identity import KnownRuns
 from wherewhat.runs.request import ModelRequest, Request
 
 TEXT = "the cat sat on the mat and the dog ran "

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 import wherewhat
 from helpers.models import llama_config, save_model
+from wherewhat.captures.layer_proofs import layer_kinds
 from wherewhat.captures.proof import prove
-from wherewhat.captures.summary import layer_kinds
-from wherewhat.measures import registry
+from wherewhat.measures import measurement as registry
 from wherewhat.report.result import run
 from wherewhat.runs.execution import run as run_request
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request

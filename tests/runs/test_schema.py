@@ -11,7 +11,7 @@ import torch
 
 from helpers.runs import complete_run
 from wherewhat.errors import StoreError
-from wherewhat.measures.registry import measurements
+from wherewhat.measures.measurement import measurements
 from wherewhat.runs.schema import (
     COLUMNS,
     KEY_NAMES,

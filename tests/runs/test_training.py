@@ -271,6 +271,6 @@ def test_an_own_measurement(monkeypatch):
         def measure(self, layer, config):
             return {"norm": layer.rot_k[0].norm(dim=-1).mean(-1)}  # of key heads
 
-    monkeypatch.setattr("wherewhat.measures.registry._known", {"key-norm": KeyNorm()})
+    monkeypatch.setattr("wherewhat.measures.measurement._known", {"key-norm": KeyNorm()})
     found = recorder(tiny("llama"), measurements="key-norm").finish()
     assert found.last() == {"key-norm/norm": pytest.approx(float(found.records["key-norm.norm"].mean()), rel=1e-5)}

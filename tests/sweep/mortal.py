@@ -44,10 +44,10 @@ def perform(task):
         die_once(task, "record written")
 
     die_once(task, "before")
-    from wherewhat.models import trial
+    from wherewhat.models import suitability
     from wherewhat.sweep import execution as working  # imports torch, which a worker that dies before does not need
 
-    trial.sys = SimpleNamespace(executable="")  # no trial process for a worker that dies soon
+    suitability.sys = SimpleNamespace(executable="")  # no trial process for a worker that dies soon
     RunDirectory.save, SweepFolder.write = logged_save, late_write
     try:
         return working.perform(task)

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from wherewhat.errors import TextError
-from wherewhat.text.files import read_documents
+from wherewhat.text.documents import read_documents
 
 NEAR_TEXT = [b"text", b" ", b"\n", b"\r\n", b"\r", b"---", b"\n---\n", "é—𝄞".encode(), b"\xe2\x80\xa8"]
 NEAR_TEXT += [

@@ -14,11 +14,11 @@ from wherewhat.caches.attention import ONE_TEXT, check_unpadded
 from wherewhat.caches.edits import LayerEdits, edited_layer
 from wherewhat.captures.calls import AttentionCall, unobserved
 from wherewhat.captures.chunks import CHUNK_TOLERANCE
-from wherewhat.captures.comparison import random_prompt
+from wherewhat.captures.layer_proofs import random_prompt
 from wherewhat.captures.layout import LayerLayout
 from wherewhat.captures.proof import PROMPT_TOKENS, Proof
 from wherewhat.captures.session import observing
-from wherewhat.captures.watch import ModelWatch
+from wherewhat.captures.structure import ModelWatch
 from wherewhat.errors import CaptureError, MeasureError, one_line
 
 _OTHER_RULE = "the cache was filled under another plan or method: start with a new one"

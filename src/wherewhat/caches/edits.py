@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.calls import AttentionCall, Observer, Repetition, Target, replaced
-from wherewhat.captures.comparison import input_device, last_logits
+from wherewhat.captures.layer_proofs import input_device, last_logits
 from wherewhat.captures.layout import CaptureLayout, LayerLayout
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.session import Editor, describe, observing
-from wherewhat.captures.watch import ModelWatch
-from wherewhat.captures.wrappers import uncompiled
+from wherewhat.captures.structure import ModelWatch, uncompiled
 from wherewhat.errors import CaptureError
 
 

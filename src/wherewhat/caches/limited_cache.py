@@ -19,8 +19,7 @@ from wherewhat.caches.visibility import HeadSet, full_attention, index_tensor, l
 from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.layout import LayerLayout
 from wherewhat.captures.proof import Proof, current_proof
-from wherewhat.captures.structure import State
-from wherewhat.captures.wrappers import opened
+from wherewhat.captures.structure import State, opened
 from wherewhat.numerics import has_triton
 
 _SPARE = 256

@@ -14,8 +14,7 @@ from torch import nn
 from wherewhat.boundary import check_whole_number, output_file, output_folder, read_user_file
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError, MeasureError, one_line
-from wherewhat.files import make_folder, write_file
-from wherewhat.hashes import parse_object, readable_json
+from wherewhat.files import make_folder, parse_object, readable_json, write_file
 from wherewhat.imports import require
 
 Unit = Literal["group", "head"]

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.calls import AttentionCall, Observer
-from wherewhat.captures.comparison import random_prompt
+from wherewhat.captures.layer_proofs import random_prompt
 from wherewhat.captures.layout import LayerLayout
 from wherewhat.captures.proof import PROMPT_TOKENS, Proof, capture
 from wherewhat.captures.session import describe, observing
-from wherewhat.captures.watch import ModelWatch
+from wherewhat.captures.structure import ModelWatch
 from wherewhat.errors import CaptureError
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention, Mask, MaskCopies, Rows
-from wherewhat.captures.comparison import blocks_of_rows, random_prompt
+from wherewhat.captures.layer_proofs import blocks_of_rows, random_prompt
 from wherewhat.captures.proof import PROMPT_TOKENS, Proof, capture
 from wherewhat.captures.session import Reducer
 from wherewhat.errors import CaptureError, ConfigError, one_line
@@ -35,9 +35,9 @@ def bounds(tokens: int, chunk: int) -> Iterator[tuple[int, int]]:
         yield index * tokens // count, (index + 1) * tokens // count
 
 
-def check_chunk(chunk: int | None) -> None:
+def check_chunk(chunk: int) -> None:
     """Refuse a size of chunks that is too small."""
-    if chunk is not None and chunk < SHORTEST_CHUNK:
+    if chunk < SHORTEST_CHUNK:
         raise ConfigError(f"--chunk is {chunk}: chunks of at least {SHORTEST_CHUNK} tokens are needed; 512 is usual")
 
 

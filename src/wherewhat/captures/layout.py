@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from wherewhat.captures.attention import LOW, Mask
 from wherewhat.captures.calls import AttentionCall, Observer, Repetition, RotaryCall
 from wherewhat.captures.rotation import IdentifiedRotation, LiveFrequencies, Rotation, identify_rotation
-from wherewhat.captures.watch import ModelWatch, Route
+from wherewhat.captures.structure import ModelWatch, Route
 from wherewhat.errors import CaptureError
 
 _RESCALED = "queries are rescaled after rotation"

@@ -13,24 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from wherewhat.captures.calls import unobserved
-from wherewhat.captures.comparison import (
+from wherewhat.captures.layer_proofs import (
     LayerProof,
+    ProofTable,
     eager_attention,
     input_device,
     largest_change,
     layer_proof,
+    layer_values,
     logits_of,
     position_drift,
     random_prompt,
     record_pass,
     runs_eagerly,
 )
-from wherewhat.captures.guard import NAN_LOGITS
 from wherewhat.captures.layout import CaptureLayout, Unmeasured, layout_from, unmeasured_layers
-from wherewhat.captures.session import Capture, Editor, Reducer, capture_with
-from wherewhat.captures.structure import State, state_of
-from wherewhat.captures.summary import ProofTable, layer_values
-from wherewhat.captures.wrappers import opened, transformers_model, uncompiled, wrapped_model
+from wherewhat.captures.session import NAN_LOGITS, Capture, Editor, Reducer, capture_with
+from wherewhat.captures.structure import State, opened, state_of, transformers_model, uncompiled, wrapped_model
 from wherewhat.errors import CaptureError, one_line
 from wherewhat.imports import package_version
 from wherewhat.models.loaded import describe_device, describe_dtype, hard_limit, model_name

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from wherewhat.captures.attention import LOW, Mask
 from wherewhat.captures.calls import AttentionCall, version_of
-from wherewhat.captures.watch import ModelWatch
+from wherewhat.captures.structure import ModelWatch
 
 
 @dataclass(frozen=True)

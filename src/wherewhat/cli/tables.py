@@ -15,7 +15,7 @@ from wherewhat.progress import counted
 from wherewhat.report.views import view_of
 
 if TYPE_CHECKING:
-    from wherewhat.captures.summary import ProofTable
+    from wherewhat.captures.layer_proofs import ProofTable
     from wherewhat.measures.measurement import Measurement
     from wherewhat.rules.length_methods import ComparisonTable
     from wherewhat.runs.results import MetricSummary

@@ -18,7 +18,7 @@ from wherewhat.captures.attention import LayerAttention, Mask, shared_product
 from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.layout import LayerLayout
 from wherewhat.captures.proof import Proof, current_proof
-from wherewhat.captures.wrappers import opened
+from wherewhat.captures.structure import opened
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lengths.method import required
 from wherewhat.lengths.near_far import NearFar, judged_queries, largest

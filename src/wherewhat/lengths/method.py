@@ -17,7 +17,7 @@ from wherewhat.caches.visibility import Visibility, Windowed
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof, current_proof, intervene, prove
 from wherewhat.captures.session import Capture
-from wherewhat.captures.wrappers import unwrapped
+from wherewhat.captures.structure import unwrapped
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.models.loaded import hard_limit, trained_length
 

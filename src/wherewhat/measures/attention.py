@@ -12,21 +12,9 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.heads import AttentionConfig
-from wherewhat.measures.tensors import per_query_head
+from wherewhat.measures.tensors import effective_rank, per_query_head, squared_singular_values
 from wherewhat.options import short_repr
 from wherewhat.scores import Scores
-
-
-def effective_rank(x: Tensor) -> Tensor:
-    """Return the effective rank of ``x`` ``(..., n, d)``: exponential of the entropy of its normalised singular values.
-
-    Between 1 (all tokens parallel) and min(n, d); 0 for zero tensors. Roy & Vetterli, EUSIPCO 2007. Computed from the
-    d×d Gram matrix in float64.
-    """
-    values = _squared_singular_values(x).sqrt()
-    total = values.sum(-1, keepdim=True)
-    shares = values / total.clamp_min(1e-300)
-    return torch.where(total[..., 0] > 0, torch.special.entr(shares).sum(-1).exp(), 0.0)
 
 
 def rank_one_share(x: Tensor, *, centred: bool = False) -> Tensor:
@@ -43,7 +31,7 @@ def rank_one_share(x: Tensor, *, centred: bool = False) -> Tensor:
     size = x.square().sum((-1, -2))
     if centred:
         x = x - x.mean(-2, keepdim=True)
-    values = _squared_singular_values(x)
+    values = squared_singular_values(x)
     total = values.sum(-1)
     # Equal tokens without their mean are rounding errors, whose rank is meaningless.
     return torch.where(total > 1e-24 * size, values[..., -1] / total, torch.nan)
@@ -59,13 +47,6 @@ def gaussian_rank(n: int, d: int, *, draws: int = 4) -> float:
 def gaussian_rank_one_share(n: int, d: int, *, draws: int = 4) -> float:
     """Return the mean rank-one share of independent Gaussian tokens ``(n, d)``, with or without their mean."""
     return float(rank_one_share(_gaussian(n, d, draws)).mean())
-
-
-def _squared_singular_values(x: Tensor) -> Tensor:
-    """Return the squared singular values of ``x`` ``(..., n, d)``, ascending, ``(..., d)`` float64."""
-    x = x.double()
-    values: Tensor = torch.linalg.eigvalsh(x.mT @ x)
-    return values.clamp_min(0)
 
 
 def _gaussian(n: int, d: int, draws: int) -> Tensor:

@@ -176,3 +176,22 @@ def fft_length(least: int) -> int:
     """Return the smallest 2^a, 3·2^a or 5·2^a that is at least ``least``: lengths at which FFTs are fast."""
     power = 1 << max(0, (least - 1).bit_length())
     return min(x for x in (power, 5 * power // 8, 3 * power // 4) if x >= least)
+
+
+def effective_rank(x: Tensor) -> Tensor:
+    """Return the effective rank of ``x`` ``(..., n, d)``: exponential of the entropy of its normalised singular values.
+
+    Between 1 (all tokens parallel) and min(n, d); 0 for zero tensors. Roy & Vetterli, EUSIPCO 2007. Computed from the
+    d×d Gram matrix in float64.
+    """
+    values = squared_singular_values(x).sqrt()
+    total = values.sum(-1, keepdim=True)
+    shares = values / total.clamp_min(1e-300)
+    return torch.where(total[..., 0] > 0, torch.special.entr(shares).sum(-1).exp(), 0.0)
+
+
+def squared_singular_values(x: Tensor) -> Tensor:
+    """Return the squared singular values of ``x`` ``(..., n, d)``, ascending, ``(..., d)`` float64."""
+    x = x.double()
+    values: Tensor = torch.linalg.eigvalsh(x.mT @ x)
+    return values.clamp_min(0)

@@ -21,10 +21,17 @@ import torch
 from safetensors import SafetensorError
 
 from wherewhat.errors import LoadError, one_line
-from wherewhat.hashes import model_file_sha256
+from wherewhat.files import model_file_sha256
 from wherewhat.imports import quiet, require
-from wherewhat.models.suitability import check_config, check_layers, check_loaded, count_parameters, describe_folder
-from wherewhat.models.trial import attempt, time_limit
+from wherewhat.models.suitability import (
+    attempt,
+    check_config,
+    check_layers,
+    check_loaded,
+    count_parameters,
+    describe_folder,
+    time_limit,
+)
 
 # Bump when conversions change, so that older folders are converted again.
 _FORMAT = 3

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch import nn
 
 from wherewhat.errors import ConfigError, LoadError, TextError, as_one_line
-from wherewhat.hashes import ascii_json_sha256
+from wherewhat.files import ascii_json_sha256
 from wherewhat.imports import require
 from wherewhat.models.source import Weights
 from wherewhat.options import checked
@@ -338,3 +342,26 @@ def _table_rows(name: str, module: torch.nn.Module) -> int | None:
         if isinstance(buffer, torch.Tensor) and buffer.ndim == 2:
             return int(buffer.shape[0])
     return None
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode inside the context, without gradients, then restore the mode of each module.
+
+    Another thread that wants the same model waits.
+    """
+    with _guard:
+        lock = _locks.setdefault(model, threading.RLock())
+    with lock:
+        before = {module: module.training for module in model.modules()}
+        model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for module, training in before.items():
+                module.training = training
+
+
+_guard = threading.Lock()
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()

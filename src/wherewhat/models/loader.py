@@ -14,11 +14,9 @@ import torch
 
 from wherewhat.boundary import read_json
 from wherewhat.errors import LoadError, StoreError, as_one_line
-from wherewhat.files import make_folder
-from wherewhat.hashes import ascii_json_sha256, model_file_sha256, read_sealed, write_sealed
+from wherewhat.files import ascii_json_sha256, make_folder, model_file_sha256, read_sealed, write_sealed
 from wherewhat.imports import package_version, quiet
 from wherewhat.models.controls import check_differs, random_model, shuffle_query_key
-from wherewhat.models.folder import adapter_identity, apply_adapter, check_files, has_tokenizer, weight_files
 from wherewhat.models.gguf import cached_conversion
 from wherewhat.models.loaded import (
     PROBE,
@@ -33,8 +31,23 @@ from wherewhat.models.loaded import (
     text_prefix,
     tokenizer_hash,
 )
-from wherewhat.models.source import DRAW, EMBEDDED, Source, Weights, cache_root, not_loaded, resolve, torch_name
+from wherewhat.models.source import (
+    DRAW,
+    EMBEDDED,
+    Source,
+    Weights,
+    adapter_identity,
+    apply_adapter,
+    cache_root,
+    check_files,
+    has_tokenizer,
+    not_loaded,
+    resolve,
+    torch_name,
+    weight_files,
+)
 from wherewhat.models.suitability import (
+    attempt,
     check_finite,
     check_layers,
     check_loaded,
@@ -42,10 +55,11 @@ from wherewhat.models.suitability import (
     check_stored,
     describe_folder,
     is_readable,
+    prepare,
     read_config,
     stored_tensors,
+    time_limit,
 )
-from wherewhat.models.trial import attempt, prepare, time_limit
 from wherewhat.options import check_seed, checked
 
 

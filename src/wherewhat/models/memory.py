@@ -5,12 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import threading
 import uuid
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -156,29 +153,6 @@ def _tensor_hash(tensor: Tensor) -> str:
         content: Any = data.reshape(-1).view(torch.uint8).numpy()
         found.update(content)
     return found.hexdigest()
-
-
-@contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode inside the context, without gradients, then restore the mode of each module.
-
-    Another thread that wants the same model waits.
-    """
-    with _guard:
-        lock = _locks.setdefault(model, threading.RLock())
-    with lock:
-        before = {module: module.training for module in model.modules()}
-        model.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            for module, training in before.items():
-                module.training = training
-
-
-_guard = threading.Lock()
-_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 
 
 def _control(model: Any, weights: Weights, seed: int) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from wherewhat.caches.plan import LayerHeads, Unit, plannable
 from wherewhat.caches.visibility import full_attention, limited_attention
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.captures.comparison import input_device, last_logits
+from wherewhat.captures.layer_proofs import input_device, last_logits
 from wherewhat.captures.proof import Proof, intervene
 from wherewhat.captures.session import Editor
 from wherewhat.errors import MeasureError

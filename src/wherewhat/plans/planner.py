@@ -19,8 +19,7 @@ from wherewhat.caches.plan import LayerHeads, Plan, fingerprint, plannable
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.measures.statistics import Interval, in_words
-from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.memory import evaluation
+from wherewhat.models.loaded import LoadedModel, evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked, nearest
 from wherewhat.plans.costs import (
@@ -50,15 +49,12 @@ from wherewhat.plans.selectors import (
 )
 from wherewhat.plans.triattention import write_triattention
 from wherewhat.progress import Progress, Silent, counted, duration
-from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.directory import RunDirectory, collect_versions, model_provenance
 from wherewhat.runs.identity import loaded_model, texts_identity
-from wherewhat.runs.inputs import document_text
-from wherewhat.runs.layout import collect_versions, model_provenance
-from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, document_text, model_request
 from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.scores import Scores, stored_metric
-from wherewhat.text.documents import Document, documents_of
-from wherewhat.text.files import read_documents
+from wherewhat.text.documents import Document, documents_of, read_documents
 
 _REVISION = 2
 """Bump when results change, so that earlier runs are not reused."""

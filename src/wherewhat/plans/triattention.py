@@ -21,15 +21,13 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.files import make_folder, write_file
-from wherewhat.models.memory import evaluation
+from wherewhat.models.loaded import evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
-from wherewhat.runs.inputs import document_text
-from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, document_text, model_request
 from wherewhat.runs.subject import ModelSubject, load_model
-from wherewhat.text.documents import Document, documents_of
-from wherewhat.text.files import read_documents
+from wherewhat.text.documents import Document, documents_of, read_documents
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,13 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError, StoreError
-from wherewhat.files import make_folder
-from wherewhat.hashes import JSON, config_hash, file_sha256, read_sealed, run_folder_name, write_sealed
-from wherewhat.models.loaded import LoadedModel, max_positions
-from wherewhat.models.memory import evaluation, weight_sample
+from wherewhat.files import JSON, config_hash, file_sha256, make_folder, read_sealed, run_folder_name, write_sealed
+from wherewhat.models.loaded import LoadedModel, evaluation, max_positions
+from wherewhat.models.memory import weight_sample
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.report.views import Capacity
 from wherewhat.runs.identity import loaded_model, model_files
-from wherewhat.runs.inputs import document_length, document_text
-from wherewhat.runs.request import MemoryModel, ModelRequest
+from wherewhat.runs.request import MemoryModel, ModelRequest, document_length, document_text
 from wherewhat.runs.schema import ProfileFile, profile_name, write_profiles
 from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.scores import Column

@@ -11,11 +11,9 @@ from typing import Any, cast
 
 from wherewhat.boundary import MOST_DOCUMENTS, check_at_most, output_file, output_folder, read_user_file
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, TextError
-from wherewhat.files import make_folder, write_file
-from wherewhat.hashes import parse_object, plain_json, readable_json
+from wherewhat.files import make_folder, parse_object, plain_json, readable_json, write_file
 from wherewhat.measures.frequencies import BANDS
-from wherewhat.measures.measurement import QuestionMeasurement
-from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.measurement import QuestionMeasurement, find_measurement
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
 from wherewhat.report.measurements import GivenText, ScheduledRun, given_text, measure, run_length, with_controls
@@ -24,8 +22,8 @@ from wherewhat.report.views import Capacity, ReportRun, view_of
 from wherewhat.rules.claims import behaviour, heads, logits
 from wherewhat.rules.claims.claim import Claim, Evidence, judge, verdict_json, verdict_words
 from wherewhat.runs.collection import Runs
+from wherewhat.runs.directory import collect_versions
 from wherewhat.runs.execution import LastModel
-from wherewhat.runs.layout import collect_versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
 from wherewhat.text.documents import Document, documents_of
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from wherewhat.errors import ConfigError
-from wherewhat.hashes import read_object
+from wherewhat.files import read_object
 from wherewhat.imports import plugins
 from wherewhat.progress import counted
 from wherewhat.report.data import rounded_list
-from wherewhat.runs.layout import COMPLETE, CONFIG
+from wherewhat.runs.directory import COMPLETE, CONFIG
 from wherewhat.runs.records import RECORDS_FILE, TRAINING, CurvePanel, TrainingRun
 
 _POINTS = 240

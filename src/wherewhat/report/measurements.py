@@ -14,20 +14,17 @@ from typing import Any, BinaryIO, TypeVar, cast
 from wherewhat.boundary import read_user_file
 from wherewhat.caches.plan import Plan
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, StoreError, WherewhatError
-from wherewhat.files import make_folder, write_file
-from wherewhat.hashes import parse_object
-from wherewhat.measures.registry import measurements
+from wherewhat.files import make_folder, parse_object, write_file
+from wherewhat.measures.measurement import measurements
 from wherewhat.progress import Progress, duration
 from wherewhat.report.views import Capacity, ReportRun, view_of
 from wherewhat.runs.collection import DRAWN, OtherRun, Runs
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, run, run_control
-from wherewhat.runs.identity import reused_line, unnoticed
-from wherewhat.runs.known import KnownRuns
+from wherewhat.runs.identity import KnownRuns, reused_line, unnoticed
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import StoredRun
-from wherewhat.text.documents import Document, check_count
-from wherewhat.text.files import read_documents
+from wherewhat.text.documents import Document, check_count, read_documents
 
 T = TypeVar("T")
 

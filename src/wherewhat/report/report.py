@@ -12,7 +12,7 @@ from typing import Any
 
 from wherewhat.boundary import output_folder, user_path
 from wherewhat.errors import ConfigError, printable
-from wherewhat.hashes import config_hash, run_folder_name
+from wherewhat.files import config_hash, run_folder_name
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
 from wherewhat.report.data import headline
@@ -24,8 +24,7 @@ from wherewhat.report.sections import collect
 from wherewhat.report.side_by_side import ComparedModel, compare_models
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.execution import LastModel
-from wherewhat.runs.inputs import common_length
-from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, Request, common_length, given_options, model_request
 from wherewhat.text.documents import Document, documents_of
 
 _LOADING = 3000

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from wherewhat.boundary import output_file, output_folder
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import make_folder
-from wherewhat.measures.measurement import Control
-from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.measurement import Control, find_measurement
 from wherewhat.options import checked
 from wherewhat.progress import Progress, TerminalProgress
 from wherewhat.report.figures import PICTURES, ending, figure, save_figure, save_table
@@ -25,7 +24,7 @@ from wherewhat.report.sections import result_data
 from wherewhat.report.views import view_of
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import run_with_controls
-from wherewhat.runs.known import Controlled
+from wherewhat.runs.identity import Controlled
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, model_request
 from wherewhat.runs.results import FrameKind, MetricSummary, StoredRun, as_frame, curve_table, head_table, layer_table
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wherewhat.caches.plan import Plan
 from wherewhat.errors import ConfigError, printable
-from wherewhat.hashes import canonical_json
+from wherewhat.files import canonical_json
 from wherewhat.lengths import find_method
 from wherewhat.measures.frequencies.masking import frequency_bands
 from wherewhat.measures.measurement import ChoicesMeasurement, QuestionMeasurement

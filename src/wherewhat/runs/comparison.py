@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from wherewhat.boundary import check_whole_number, user_path
 from wherewhat.errors import ConfigError, StoreError
-from wherewhat.hashes import canonical_json
+from wherewhat.files import canonical_json
 from wherewhat.imports import require
 from wherewhat.measures import statistics
-from wherewhat.measures.measurement import categories_of
-from wherewhat.measures.registry import measurements
+from wherewhat.measures.measurement import categories_of, measurements
 from wherewhat.options import nearest
 from wherewhat.runs.index import FACTS, open_index
 from wherewhat.scores import SHARE, UNBOUNDED, share_name

@@ -1,53 +1,184 @@
-"""Crash-safe run directories: results of one configuration, computed once."""
+"""Crash-safe run directories: results of one configuration, computed once; their files, parts and provenance."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from wherewhat.boundary import user_path
-from wherewhat.errors import StoreError
-from wherewhat.files import check_writable, hold, remove, remove_temporaries, write_file
-from wherewhat.hashes import (
+from wherewhat.errors import ConfigError, StoreError
+from wherewhat.files import (
+    HASH_DIGITS,
     JSON,
+    atomic_folder,
+    check_writable,
     config_hash,
+    explain,
     fingerprints,
+    first_damaged,
+    hold,
+    is_temporary,
+    link_file,
+    make_folder,
+    nearest_folder,
+    part_folder_name,
     plain_json,
     read_object,
+    read_sealed,
     readable_json,
+    remove,
+    remove_temporaries,
     run_folder_name,
+    write_file,
     write_sealed,
 )
+from wherewhat.imports import package_version
 from wherewhat.options import checked
-from wherewhat.runs.layout import (
-    COMPLETE,
-    CONFIG,
-    LOCK,
-    PARTS,
-    PROFILES,
-    PROVENANCE,
-    SCORES,
-    Parts,
-    PartTimes,
-    Provenance,
-    check_place,
-    provenance_json,
-    stored_config_hash,
-    take_away_if_empty,
-    verify,
+from wherewhat.runs.schema import (
+    SCHEMA_VERSION,
+    ProfileFile,
+    encode_scores,
+    is_current,
+    join_profiles,
+    join_scores,
+    read_scores,
+    score_profiles,
+    score_table,
+    stored_scores,
+    write_profiles,
 )
-from wherewhat.runs.schema import SCHEMA_VERSION, ProfileFile, join_profiles, join_scores, read_scores, stored_scores
 from wherewhat.scores import Scores
+from wherewhat.text.documents import Document, text_hash
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from wherewhat.models.loaded import LoadedModel
 
+CONFIG = "config.json"
+PROVENANCE = "provenance.json"
+SCORES = "scores.parquet"
+PROFILES = "profiles.safetensors"
+COMPLETE = "complete.json"
+PARTS = "parts"
+LOCK = ".lock"
+
+_PART = "part.json"
+_OWN_NAMES = {CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE, PARTS, LOCK}
+_CURVES_SINCE = 2
 _log = logging.getLogger(__name__)
+
+
+def _stored_config_hash(path: Path) -> str | None:
+    """Return the hash of the configuration in the run directory `path`; None when there is no valid one."""
+    config = read_object(path / CONFIG)
+    with suppress(ConfigError):  # an altered byte can make a number infinite or a string invalid
+        return None if config is None else config_hash(config)
+    return None
+
+
+def _is_readable(seal: Mapping[str, JSON], path: Path) -> bool:
+    """Return whether a run or part has files of this version; curves without scores are the same since version 2."""
+    files = seal.get("files")
+    only_curves = isinstance(files, Mapping) and SCORES not in files and seal.get("schema") == _CURVES_SINCE
+    return is_current(seal.get("schema"), path) or only_curves
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+
+
+_PACKAGES = ("wherewhat", "torch", "transformers", "safetensors", "numpy", "pyarrow", "gguf")
+
+
+def collect_versions() -> dict[str, str | None]:
+    """Return the versions of Python, the platform and the packages that numbers can depend on."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{name: package_version(name) for name in _PACKAGES},
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What the caller knows about a run; the run directory adds times and the schema version.
+
+    Attributes:
+        model_hash: Hash of the model's weights.
+        tokenizer_hash: Hash of the tokenizer; None when no text was tokenised.
+        text_hash: Hash of the text; None when no text was read.
+        dtype: Type of the model's weights, such as `float32`.
+        device: Device of the model, such as `cpu` or `cuda:0`.
+        seed: Seed of the run.
+        versions: Versions of Python, the platform and packages.
+        extra: Further facts, such as the name of the GPU.
+    """
+
+    model_hash: str | None
+    tokenizer_hash: str | None
+    text_hash: str | None
+    dtype: str
+    device: str
+    seed: int
+    versions: Mapping[str, str | None] = field(default_factory=collect_versions)
+    extra: Mapping[str, JSON] = field(default_factory=dict)
+
+
+def model_provenance(
+    loaded: LoadedModel, texts: Sequence[Document], extra: Mapping[str, JSON] | None = None
+) -> Provenance:
+    """Return the provenance of a run of a model on texts."""
+    return Provenance(
+        model_hash=loaded.weights_hash,
+        tokenizer_hash=loaded.tokenizer_hash,
+        text_hash=text_hash(texts),
+        dtype=loaded.dtype,
+        device=loaded.device,
+        seed=loaded.seed,
+        extra=extra or {},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartTimes:
+    """When a part was computed, in UTC and ISO 8601, and how long it took, in seconds of wall time.
+
+    `wherewhat` is the version that computed it; a resumed run can mix versions.
+    """
+
+    key: str
+    started: str
+    finished: str
+    seconds: float
+    wherewhat: str | None
+
+
+def provenance_json(provenance: Provenance, times: Sequence[PartTimes], *, config_hash: str) -> dict[str, JSON]:
+    """Return the content of `provenance.json`.
+
+    Times are those of the parts, so that an interrupted run states the time that was spent on computing.
+    """
+    parts = {part.key: asdict(part) for part in times}
+    for part in parts.values():
+        del part["key"]
+    return {
+        "config_hash": config_hash,
+        **asdict(provenance),
+        # All times are UTC in one format, so that their order as text is their order in time.
+        "created": min(part.started for part in times),
+        "finished": max(part.finished for part in times),
+        "seconds": sum(part.seconds for part in times),
+        "parts": parts,
+    }
 
 
 class RunDirectory:
@@ -73,7 +204,7 @@ class RunDirectory:
         self.path = path
         self.config = config
         self.config_hash = config_hash(config)
-        self._parts = Parts(path / PARTS, config_hash=self.config_hash)
+        self._times: dict[str, PartTimes] = {}  # of parts that this process checked or wrote
         self._keys: frozenset[str] | None = None  # of the complete run; None while it is not complete
         self._locked = False
 
@@ -89,8 +220,8 @@ class RunDirectory:
         """
         plain = cast("dict[str, JSON]", plain_json(config))
         run = cls(user_path(parent, name="the folder of runs") / run_folder_name(name, config_hash(plain)), plain)
-        check_place(run.path, config_hash=run.config_hash)
-        run._keys, _ = verify(run.path, config_hash=run.config_hash)
+        run._check_place()
+        run._verify()
         if not run.is_complete:  # a finished run can be read from a read-only folder
             check_writable(run.path)
         return run
@@ -101,11 +232,10 @@ class RunDirectory:
         """Open a finished run for reading; the folder may have been renamed or moved."""
         path = user_path(path, name="the run directory", error=StoreError)
         config = read_object(path / CONFIG)
-        if config is None or stored_config_hash(path) is None:
+        if config is None or _stored_config_hash(path) is None:
             raise StoreError(f"{path} is not a run directory: it has no readable {CONFIG}")
         run = cls(path, config)
-        run._keys, problem = verify(path, config_hash=run.config_hash)
-        if problem is not None:
+        if (problem := run._verify()) is not None:
             raise StoreError(f"{path}: {problem}; run its command again to redo what is missing")
         return run
 
@@ -133,22 +263,22 @@ class RunDirectory:
                 yield
             finally:
                 self._locked = False
-                take_away_if_empty(self.path)
+                self._take_away_if_empty()
 
     @checked()
     def has(self, key: str) -> bool:
         """Whether the part `key` is finished and undamaged; under the lock a damaged one is removed."""
         if self._keys is not None and key in self._keys:
             return True
-        if self._parts.times(key) is not None:
+        if key in self._times or self._read_times(key) is not None:
             return True
         if self._locked:
-            self._parts.discard_damaged(key)
+            self._discard_damaged(key)
         return False
 
     @checked()
     def save(self, key: str, scores: Scores, *, document: str | None = None, seconds: float) -> None:
-        """Write the results of the part `key`.
+        """Write the results of the part `key`; without a score table if it has curves only.
 
         Args:
             key: Name of the part, such as its document's; any text.
@@ -160,7 +290,32 @@ class RunDirectory:
         if self.has(key):
             raise ValueError(f"the part {key!r} is finished already: ask has() first")
         source = {name: self.config.get(name) for name in ("measurement", "model", "weights", "seed")}
-        self._parts.save(key, scores, source=source, document=document, seconds=seconds)
+        table = score_table(scores, source, document) if scores.names else None
+        now = time.time()
+        times = PartTimes(
+            key=key,
+            started=_utc(now - seconds),
+            finished=_utc(now),
+            seconds=float(seconds),
+            wherewhat=package_version("wherewhat"),
+        )
+        make_folder(self.path / PARTS)
+        try:
+            with atomic_folder(self._part(key)) as folder:
+                if table is not None:
+                    write_file(folder / SCORES, encode_scores(table))
+                write_profiles(folder / PROFILES, score_profiles(scores, document))
+                content: dict[str, JSON] = {
+                    "schema": SCHEMA_VERSION,
+                    "config_hash": self.config_hash,
+                    "key": key,
+                    "times": asdict(times),
+                    "files": fingerprints(folder, [PROFILES] if table is None else [SCORES, PROFILES]),
+                }
+                write_sealed(folder / _PART, content)
+        except StoreError as error:
+            raise StoreError(f"cannot save the part {key!r}: {error}") from error
+        self._times[key] = times
 
     def clear(self) -> None:
         """Remove all results, so that they are measured anew; the mark of a finished run goes first."""
@@ -168,13 +323,13 @@ class RunDirectory:
         self._keys = None
         for name in (COMPLETE, PARTS, SCORES, PROFILES, PROVENANCE):
             remove(self.path / name)
-        self._parts.forget()
+        self._times.clear()
 
     @checked()
     def part(self, key: str) -> Scores:
         """Return scores and curves of the finished part `key`, before or after the run is finished."""
         self._checked_times(key)
-        folder = self._parts.path(key)
+        folder = self._part(key)
         table = read_scores(folder / SCORES) if (folder / SCORES).exists() else None
         found = stored_scores(table, ProfileFile(folder / PROFILES))
         return next(iter(found.values()), Scores())
@@ -199,9 +354,9 @@ class RunDirectory:
         linked: dict[str, JSON] = {}
         made = [PROFILES]
         if len(wanted) == 1:  # the files of the run are those of the part, which are checked whenever they are read
-            linked, made = self._parts.link(wanted[0], self.path), []
+            linked, made = self._link(wanted[0]), []
         else:
-            folders = [self._parts.path(key) for key in wanted]
+            folders = [*map(self._part, wanted)]
             tables = [folder / SCORES for folder in folders if (folder / SCORES).exists()]
             if tables:  # a run of parts without score rows does without pyarrow
                 join_scores(self.path / SCORES, tables)
@@ -237,24 +392,108 @@ class RunDirectory:
         return content
 
     def _prepare(self) -> None:
-        remove_temporaries(self.path)
-        self._parts.remove_leftovers()
-        self._parts.forget()
-        if stored_config_hash(self.path) != self.config_hash:
+        """Remove what other processes left unfinished, and find what they finished."""
+        for folder in (self.path, self.path / PARTS):
+            if folder.is_dir():
+                remove_temporaries(folder)
+        self._times.clear()  # another process may have changed files
+        if _stored_config_hash(self.path) != self.config_hash:
             write_file(self.path / CONFIG, readable_json(self.config))
-        self._keys, problem = verify(self.path, config_hash=self.config_hash)
+        problem = self._verify()
         if problem is not None and os.path.lexists(self.path / COMPLETE):
             _log.warning("%s: %s; its files are joined again from the parts", self.path, problem)
             write_file(self.path / CONFIG, readable_json(self.config))  # it may say the same in other bytes
             remove(self.path / COMPLETE)
 
+    def _check_place(self) -> None:
+        """Check that the path is, or can become, the directory of this run; writes nothing."""
+        path, own = self.path, self.config_hash
+        if nearest_folder(path) != path:
+            return
+        stored = _stored_config_hash(path)
+        # A valid configuration with the same folder name is another run, not damage to this one.
+        if stored not in (None, own) and stored[:HASH_DIGITS] == own[:HASH_DIGITS]:
+            raise StoreError(f"{path} belongs to the configuration {stored}, not {own}: choose another folder")
+        if os.path.lexists(path / CONFIG):
+            return
+        try:
+            foreign = sorted(p.name for p in path.iterdir() if p.name not in _OWN_NAMES and not is_temporary(p))
+        except FileNotFoundError:
+            return  # another process just removed its empty run directory
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {explain(error)}") from error
+        if foreign:
+            raise StoreError(f"{path} is not a run directory, it holds {foreign[0]!r}: choose another folder")
+
+    def _verify(self) -> str | None:
+        """Check every file of a finished run against its checksum; return what is wrong, None if nothing is."""
+        self._keys = None
+        complete = self.path / COMPLETE
+        if not os.path.lexists(complete):
+            return "the run is not finished"
+        seal = read_sealed(complete)
+        if seal is None:
+            return f"{COMPLETE} is damaged"
+        if not _is_readable(seal, complete):
+            return f"the run has schema version {seal['schema']}, older than {SCHEMA_VERSION}"
+        if seal.get("config_hash") != self.config_hash:
+            return f"{COMPLETE} belongs to the configuration {seal.get('config_hash')}, not {self.config_hash}"
+        damaged = first_damaged(self.path, seal.get("files"))
+        if damaged is not None:
+            return f"{damaged} is missing or damaged"
+        parts = seal.get("parts")
+        self._keys = frozenset(str(key) for key in parts) if isinstance(parts, list) else frozenset()
+        return None
+
+    def _take_away_if_empty(self) -> None:
+        """Remove a run directory without a finished part."""
+        path = self.path
+        with suppress(OSError):  # what cannot be removed stays; it is a valid, empty run
+            if (path / PARTS).is_dir():
+                (path / PARTS).rmdir()
+            if {entry.name for entry in path.iterdir()} <= {CONFIG, LOCK}:
+                (path / CONFIG).unlink(missing_ok=True)
+                (path / LOCK).unlink(missing_ok=True)
+                path.rmdir()
+
+    def _part(self, key: str) -> Path:
+        return self.path / PARTS / part_folder_name(key)
+
+    def _read_times(self, key: str) -> PartTimes | None:
+        """Return the times of the part `key` if it is finished and undamaged, else None."""
+        self._times.pop(key, None)
+        path = self._part(key)
+        content = read_sealed(path / _PART)
+        if content is None or not _is_readable(content, path / _PART):
+            return None
+        if (content.get("key"), content.get("config_hash")) != (key, self.config_hash):
+            return None
+        if first_damaged(path, content.get("files")) is not None:
+            return None
+        self._times[key] = PartTimes(**cast("dict[str, JSON]", content["times"]))  # type: ignore[arg-type]
+        return self._times[key]
+
     def _checked_times(self, key: str, *, trust: bool = False) -> PartTimes:
         # By default read again: a part may have been damaged since this process wrote or checked it.
-        times = self._parts.times(key, trust=trust)
+        times = self._times[key] if trust and key in self._times else self._read_times(key)
         if times is None:
-            self._parts.discard_damaged(key)
+            self._discard_damaged(key)
             raise StoreError(f"{self.path}: the part {key!r} is missing or damaged; run the command again")
         return times
+
+    def _discard_damaged(self, key: str) -> None:
+        path = self._part(key)
+        if path.exists() or path.is_symlink():
+            _log.warning("the part %r in %s is damaged or of an older version: it is computed again", key, path)
+            remove(path)
+
+    def _link(self, key: str) -> dict[str, JSON]:
+        """Give the files of a finished part a second name as those of the run, and return their fingerprints."""
+        content = read_sealed(self._part(key) / _PART) or {}
+        files = dict(cast("Mapping[str, JSON]", content.get("files") or {}))
+        for name in files:
+            link_file(self._part(key) / name, self.path / name)
+        return files
 
     def _require_lock(self) -> None:
         if not self._locked:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from wherewhat.captures.layer_proofs import layer_kinds
 from wherewhat.captures.proof import Proof, prove
-from wherewhat.captures.summary import layer_kinds
 from wherewhat.errors import CaptureError, LoadError, MeasureError, TextError, TooLargeError, WherewhatError
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
@@ -26,20 +26,16 @@ from wherewhat.measures.measurement import (
     as_scores,
     declared_metrics,
     defines,
+    find_measurement,
     measure_text,
 )
-from wherewhat.measures.registry import find_measurement
-from wherewhat.models.loaded import LoadedModel
-from wherewhat.models.memory import evaluation
+from wherewhat.models.loaded import LoadedModel, evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import build_config
 from wherewhat.progress import Progress, Silent, counted, duration
-from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.identity import inputs_identity, loaded_model, reused_line, run_identity
-from wherewhat.runs.inputs import DEFAULT_TOKENS, Input, model_inputs, read_texts
-from wherewhat.runs.known import Controlled, KnownRuns
-from wherewhat.runs.layout import Provenance, model_provenance
-from wherewhat.runs.request import MemoryModel, ModelRequest, Request
+from wherewhat.runs.directory import Provenance, RunDirectory, model_provenance
+from wherewhat.runs.identity import Controlled, KnownRuns, inputs_identity, loaded_model, reused_line, run_identity
+from wherewhat.runs.request import DEFAULT_TOKENS, Input, MemoryModel, ModelRequest, Request, model_inputs, read_texts
 from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.scores import Scores
 from wherewhat.text.documents import Document

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.captures.comparison import input_device
+from wherewhat.captures.layer_proofs import input_device
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import ConfigError
 from wherewhat.lengths.method import LengthMethod, extended, generate
@@ -20,8 +20,8 @@ from wherewhat.measures.perturb import PerturbConfig
 from wherewhat.measures.perturb.changes import Change, no_change
 from wherewhat.models.loaded import LoadedModel, trained_length
 from wherewhat.numerics import new_process_settings, weight_dtypes
-from wherewhat.runs.inputs import blank, text_seed, with_spans
-from wherewhat.runs.placement import continued
+from wherewhat.runs.request import blank, text_seed, with_spans
+from wherewhat.runs.subject import continued
 from wherewhat.text.questions import lm_eval
 
 _AT_ONCE = 32

@@ -1,8 +1,9 @@
-"""What a number depends on. Everything that reuses results compares what this module returns.
+"""What a number depends on, and the finished runs that have it already.
 
-There are two states of a request. Before its model is loaded, the model is known by the state of its files; this is
-enough to find what was measured earlier. Once it is loaded, weights, tokens and the attention implementation are known
-by content, and name the run directory. Nothing here imports torch.
+Everything that reuses results compares what this module returns. There are two states of a request. Before its model is
+loaded, the model is known by the state of its files; this is enough to find what was measured earlier. Once it is
+loaded, weights, tokens and the attention implementation are known by content, and name the run directory. Nothing here
+imports torch.
 """
 
 from __future__ import annotations
@@ -13,22 +14,36 @@ import os
 import sys
 import types
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from wherewhat.errors import WherewhatError
-from wherewhat.hashes import HASH_DIGITS, JSON, config_hash
+from wherewhat.errors import StoreError, WherewhatError
+from wherewhat.files import (
+    HASH_DIGITS,
+    JSON,
+    config_hash,
+    make_folder,
+    parse_object,
+    read_object,
+    read_regular,
+    readable_json,
+    remove_temporaries,
+    write_file,
+)
 from wherewhat.imports import package_version
-from wherewhat.measures.measurement import Measurement
-from wherewhat.models.source import DRAW, resolve
+from wherewhat.measures.measurement import Measurement, find_measurement, measurements
+from wherewhat.models.source import DRAW, Weights, resolve
 from wherewhat.options import build_config, config_values
-from wherewhat.runs.code import DECLARED, code_identity, code_module, function_identity, options_code
-from wherewhat.runs.request import ModelRequest
-from wherewhat.runs.sources import OwnModules
+from wherewhat.runs.code import DECLARED, OwnModules, code_identity, code_module, function_identity, options_code
+from wherewhat.runs.directory import COMPLETE, CONFIG, PROVENANCE, RunDirectory
+from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.text.documents import read_documents, text_hash
 
 if TYPE_CHECKING:
     from wherewhat.models.loaded import LoadedModel
-    from wherewhat.runs.inputs import Input
+    from wherewhat.runs.request import Input
     from wherewhat.text.documents import Document
 
 _PACKAGES = ("wherewhat", "torch", "transformers")
@@ -73,26 +88,11 @@ def versions(packages: Iterable[str] = ()) -> dict[str, JSON]:
     return {name: package_version(name) for name in (*_PACKAGES, *packages)}
 
 
-def installed_versions() -> dict[str, JSON]:
-    """Return the versions of all packages that runs can name."""
-    return versions(("gguf", "peft"))
-
-
 def is_current(
-    config: Mapping[str, JSON],
-    measurement: Measurement,
-    code: Mapping[str, JSON],
-    installed: Mapping[str, JSON] | None = None,
+    config: Mapping[str, JSON], measurement: Measurement, code: Mapping[str, JSON], installed: Mapping[str, JSON]
 ) -> bool:
-    """Return whether a run was made with today's packages and code.
-
-    Args:
-        config: Configuration of the run.
-        measurement: Its measurement.
-        code: What :func:`code_identity` returned for the measurement.
-        installed: What :func:`installed_versions` returned, for many runs; by default it is called.
-    """
-    stored, installed = config.get("versions"), installed or installed_versions()
+    """Return whether the run of a configuration was made with today's packages and code of its measurement."""
+    stored = config.get("versions")
     if not isinstance(stored, Mapping) or not {*_PACKAGES} <= {*stored} <= {*installed}:
         return False
     if any(installed[name] != version for name, version in stored.items()):
@@ -272,3 +272,135 @@ def inputs_identity(inputs: Iterable[Input]) -> dict[str, JSON]:
         given = None if choices is None else [[list(one) for one in choices.continuations], list(choices.blank)]
         ids.append([made.text.ids.tolist(), made.text.prefix, asked, given])
     return texts_identity([made.document for made in listed], ids)
+
+
+_FOLDER = ".requests"
+_UNFINISHED = 3600.0  # seconds after which an unfinished note was left by a terminated process
+_STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """Finished runs of a model and its control models.
+
+    Attributes:
+        runs: Run directory by weights, the model itself first.
+        left_out: Why a control model is missing, by its weights.
+    """
+
+    runs: dict[str, RunDirectory]
+    left_out: dict[str, str]
+
+
+class KnownRuns:
+    """Outcomes of requests in a folder of run directories."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def find(self, request: Request) -> RunDirectory | str | None:
+        """Return the finished run of a request, or why the model has none; None if neither is known."""
+        path = self.path(request) if (self.out / _FOLDER).is_dir() else None
+        if path is None:
+            return None
+        try:
+            found = parse_object(read_regular(path)) or {}
+        except OSError:
+            return None
+        if "left_out" in found:
+            return str(found["left_out"])
+        try:
+            return RunDirectory.load(self.out / str(found["run"]))
+        except (StoreError, KeyError):
+            return None
+
+    def find_all(self, request: Request, controls: Iterable[Weights]) -> Controlled | None:
+        """Return the finished runs of a model and its control models, and why one cannot be made; None if not known."""
+        runs: dict[str, RunDirectory] = {}
+        left_out: dict[str, str] = {}
+        for weights in (request.model.weights, *controls):
+            found = self.find(request.with_weights(weights))
+            if found is None or (isinstance(found, str) and not runs):  # the model itself is tried again
+                return None
+            if isinstance(found, str):
+                left_out[weights] = found
+            else:
+                runs[weights] = found
+        return Controlled(runs, left_out)
+
+    def keep(self, request: Request, outcome: RunDirectory | str) -> None:
+        """Store the outcome of a request."""
+        self.write(self.path(request), outcome, command=request.command())
+
+    def write(self, path: Path | None, outcome: RunDirectory | str, *, command: str | None) -> None:
+        """Store an outcome, and the command that leads to it, in what :meth:`path` returned."""
+        if path is None:
+            return
+        note: dict[str, JSON] = {"left_out": outcome} if isinstance(outcome, str) else {"run": outcome.path.name}
+        note["command"] = command
+        with suppress(StoreError, OSError):  # a folder that cannot be written only costs time
+            make_folder(path.parent)
+            remove_temporaries(path.parent, older_than=_UNFINISHED)
+            write_file(path, readable_json(note))
+
+    def path(self, request: Request) -> Path | None:
+        """Return the file of a request in the present state of its inputs; None for what is only in memory."""
+        try:
+            key = _key(request)
+        except (WherewhatError, OSError):  # wrong input, which the run itself names
+            key = None
+        return None if key is None else self.out / _FOLDER / f"{request.measurement}-{key[:24]}.json"
+
+    def command(self, run: RunDirectory) -> str | None:
+        """Return the command that made a run; None if it is not known, as for a model in memory."""
+        for path in sorted((self.out / _FOLDER).glob(f"{run.config['measurement']}-*.json")):
+            note = read_object(path) or {}
+            if note.get("run") == run.path.name and note.get("command"):
+                return str(note["command"])
+        return None
+
+    def finished(self) -> list[tuple[Path, dict[str, JSON]]]:
+        """Return folder and configuration of every finished run, the newest first, without verifying its files.
+
+        Runs of measurements that do not exist any more, and of another version of their code or of the packages that
+        all numbers depend on, are left out.
+        """
+        known, codes, found = measurements(), dict[str, dict[str, JSON]](), []
+        installed = versions(("gguf", "peft"))  # of all packages that runs can name
+        for path in sorted(self.out.iterdir()) if self.out.is_dir() else []:
+            config = read_object(path / CONFIG) if (path / COMPLETE).is_file() else None
+            made = known.get(str(config.get("measurement"))) if config is not None else None
+            if config is None or made is None:
+                continue
+            if made.name not in codes:
+                codes[made.name] = code_identity(made)
+            if is_current(config, made, codes[made.name], installed):
+                ended = (read_object(path / PROVENANCE) or {}).get("finished")
+                found.append((str(ended), path, config))
+        return [(path, config) for _, path, config in sorted(found, key=lambda one: one[0], reverse=True)]
+
+
+def _key(request: Request) -> str | None:
+    """Return the hash of everything that the outcome of a request depends on; None for what is only in memory."""
+    if not isinstance(request.model, ModelRequest) or (request.text and _STANDARD_INPUT in request.text):
+        return None
+    if CHOICE in replaced_attention():  # which implementation it chooses is known only once the model is loaded
+        return None
+    measurement = find_measurement(request.measurement)
+    texts = request.texts if request.text is None else read_documents(request.text)
+    questions = None
+    if request.items is not None:
+        from wherewhat.text.questions import read_items
+
+        questions = [item.text for item in read_items(request.items, count=request.documents)]
+    fields = ("prompts", "documents", "tokens", "beyond", "chunk", "offload")
+    return config_hash(
+        run_identity(
+            measurement,
+            build_config(measurement.config, request.options),
+            model=model_files(request.model),
+            **{name: getattr(request, name) for name in fields},
+            texts=None if texts is None else text_hash(texts),
+            questions=questions,
+        )
+    )

@@ -11,12 +11,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from wherewhat.errors import StoreError
-from wherewhat.files import open_regular
-from wherewhat.hashes import canonical_json, parse_object
-from wherewhat.measures.measurement import categories_of
-from wherewhat.measures.registry import measurements
+from wherewhat.files import canonical_json, open_regular, parse_object
+from wherewhat.measures.measurement import categories_of, measurements
+from wherewhat.runs.directory import COMPLETE, CONFIG, PROVENANCE, SCORES
 from wherewhat.runs.identity import software
-from wherewhat.runs.layout import COMPLETE, CONFIG, PROVENANCE, SCORES
 from wherewhat.runs.schema import SCHEMA_VERSION
 from wherewhat.runs.storage import Folder, Place, open_place
 

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from wherewhat.boundary import user_path
 from wherewhat.errors import ConfigError, StoreError
-from wherewhat.hashes import JSON, read_object
-from wherewhat.measures.registry import measurements
+from wherewhat.files import JSON, read_object
+from wherewhat.measures.measurement import measurements
 from wherewhat.options import checked
-from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.layout import CONFIG
+from wherewhat.runs.directory import CONFIG, RunDirectory
 from wherewhat.runs.results import FrameKind, as_frame
 from wherewhat.runs.schema import ProfileFile, score_profiles, stored_scores, write_profiles
 from wherewhat.scores import Column, Scores

@@ -14,8 +14,14 @@ import numpy as np
 
 from wherewhat.errors import ConfigError
 from wherewhat.imports import require
-from wherewhat.measures.measurement import Measurement, all_metrics, categories_of, declared_metrics, defines
-from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.measurement import (
+    Measurement,
+    all_metrics,
+    categories_of,
+    declared_metrics,
+    defines,
+    find_measurement,
+)
 from wherewhat.measures.statistics import Interval, around, in_words, interval, wilson
 from wherewhat.options import build_config, nearest
 from wherewhat.runs.directory import RunDirectory
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from wherewhat.captures.summary import Kinds
+    from wherewhat.captures.layer_proofs import Kinds
 
 
 @dataclass(frozen=True)

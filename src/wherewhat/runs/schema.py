@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wherewhat.errors import StoreError
-from wherewhat.files import explain, open_regular, write_file
-from wherewhat.hashes import JSON, canonical_json
+from wherewhat.files import JSON, canonical_json, explain, open_regular, write_file
 from wherewhat.scores import MODEL, Column, Metric, Scores
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import prove
 from wherewhat.captures.structure import same_modules, state_of
 from wherewhat.errors import ConfigError, MeasureError, StoreError, TextError, one_line
-from wherewhat.files import remove
-from wherewhat.hashes import JSON
+from wherewhat.files import JSON, remove
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
     DocumentsMeasurement,
@@ -27,19 +26,17 @@ from wherewhat.measures.measurement import (
     QuestionMeasurement,
     Text,
     declared_metrics,
+    find_measurement,
     measure_layer,
     measure_text,
 )
-from wherewhat.measures.registry import find_measurement
-from wherewhat.models.loaded import LoadedModel, max_positions
-from wherewhat.models.memory import evaluation, load_memory
+from wherewhat.models.loaded import LoadedModel, evaluation, max_positions
+from wherewhat.models.memory import load_memory
 from wherewhat.numerics import few_threads, new_process_settings, random_states, weight_dtypes
 from wherewhat.options import build_config, checked, config_values, nearest
 from wherewhat.runs.code import code_identity
-from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.directory import COMPLETE, Provenance, RunDirectory, model_provenance
 from wherewhat.runs.identity import loaded_model, texts_identity
-from wherewhat.runs.inputs import common_length, document_text
-from wherewhat.runs.layout import COMPLETE, Provenance, model_provenance
 from wherewhat.runs.records import (
     RECORDS,
     RECORDS_FILE,
@@ -50,7 +47,7 @@ from wherewhat.runs.records import (
     save_table,
     study_config,
 )
-from wherewhat.runs.request import MemoryModel, model_request
+from wherewhat.runs.request import MemoryModel, common_length, document_text, model_request
 from wherewhat.runs.results import commonest
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.scores import Column, Scores

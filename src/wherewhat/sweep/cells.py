@@ -13,16 +13,23 @@ from typing import Any
 
 from wherewhat.boundary import user_path
 from wherewhat.errors import ConfigError, LoadError
-from wherewhat.hashes import HASH_DIGITS, JSON, canonical_json, slug, text_sha256
+from wherewhat.files import HASH_DIGITS, JSON, canonical_json, slug, text_sha256
 from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, QuestionMeasurement
-from wherewhat.models.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_base, is_adapter, weight_files
 from wherewhat.models.loaded import check_device_map, resolve_dtype
-from wherewhat.models.source import EMBEDDED, HUB_ID, resolve
+from wherewhat.models.source import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    EMBEDDED,
+    HUB_ID,
+    adapter_base,
+    is_adapter,
+    resolve,
+    weight_files,
+)
 from wherewhat.options import build_config
 from wherewhat.runs.code import code_identity
 from wherewhat.runs.identity import attention_settings, versions
-from wherewhat.runs.inputs import read_texts
-from wherewhat.runs.request import ModelRequest, Request
+from wherewhat.runs.request import ModelRequest, Request, read_texts
 from wherewhat.sweep.file import (
     EMBEDDED_TEXT,
     ON_MODELS,

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wherewhat.errors import ConfigError, WherewhatError
-from wherewhat.hashes import canonical_json, text_sha256
+from wherewhat.files import canonical_json, text_sha256
 from wherewhat.imports import require
 from wherewhat.models.source import cache_root
 from wherewhat.progress import Silent
+from wherewhat.runs.directory import COMPLETE, CONFIG, PROFILES, PROVENANCE, SCORES
 from wherewhat.runs.execution import LastModel, measure, prepare
-from wherewhat.runs.layout import COMPLETE, CONFIG, PROFILES, PROVENANCE, SCORES
 from wherewhat.runs.request import Request
 from wherewhat.runs.storage import Folder, Place, open_place
 from wherewhat.sweep.cells import Cell, expand, located, request_from_json, request_json

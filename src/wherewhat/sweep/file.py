@@ -11,9 +11,8 @@ from typing import Any
 
 from wherewhat.boundary import user_path
 from wherewhat.errors import ConfigError
-from wherewhat.hashes import file_sha256
-from wherewhat.measures.measurement import Measurement
-from wherewhat.measures.registry import find_measurement
+from wherewhat.files import file_sha256
+from wherewhat.measures.measurement import Measurement, find_measurement
 from wherewhat.models.source import Weights
 from wherewhat.options import build_config, check_seed, config_values, nearest, read_config
 from wherewhat.runs.request import ModelRequest, Request

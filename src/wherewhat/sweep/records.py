@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from wherewhat.errors import StoreError
-from wherewhat.hashes import HASH_DIGITS, canonical_json, parse_object, readable_json, text_sha256
+from wherewhat.files import HASH_DIGITS, canonical_json, parse_object, readable_json, text_sha256
 from wherewhat.runs.storage import Place
 
 SWEEPS = "sweeps"

@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 from wherewhat.boundary import MOST_CONFIG_BYTES, check_file, shown, size_in_words, user_path
 from wherewhat.errors import ConfigError, TextError, one_line
 from wherewhat.options import nearest
-from wherewhat.text.documents import clean
-from wherewhat.text.files import MAX_BYTES, MAX_LINES, clean_name, parse_json
+from wherewhat.text.documents import MAX_BYTES, MAX_LINES, clean, clean_name, parse_json
 
 DEFAULT_COUNT = 100
 """Items of a task by default; a file is used completely."""

@@ -17,8 +17,7 @@ from torch import Tensor
 from wherewhat.boundary import read_stream, read_user_file, shown
 from wherewhat.errors import ConfigError, TextError
 from wherewhat.measures.measurement import Spans, Text
-from wherewhat.text.documents import embedded_documents
-from wherewhat.text.files import MAX_BYTES
+from wherewhat.text.documents import MAX_BYTES, embedded_documents
 from wherewhat_lab.language import VOCABULARY
 from wherewhat_lab.steps import derived_seed
 

@@ -13,7 +13,7 @@ from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.lengths import find_method
 from wherewhat.lengths.method import LengthMethod
 from wherewhat.lengths.windows import Untouched
-from wherewhat.measures.attention import effective_rank, weight_blocks
+from wherewhat.measures.attention import weight_blocks
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads.patterns import SlashSums, TargetSums
@@ -24,6 +24,7 @@ from wherewhat.measures.planes.statistics import Planes, plane_stats
 from wherewhat.measures.residual import ResidualConfig, measure_residual, mixed_attention
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import choose_queries
+from wherewhat.measures.tensors import effective_rank
 from wherewhat.scores import Column, Scores
 from wherewhat_lab.encoding_study.corpus import Corpus, spanned
 from wherewhat_lab.encoding_study.recipe import AfterConfig, RecordConfig

@@ -15,9 +15,8 @@ from wherewhat.files import remove
 from wherewhat.models.loaded import resolve_device
 from wherewhat.numerics import new_process_settings
 from wherewhat.progress import Progress, Silent
-from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.directory import COMPLETE, RunDirectory
 from wherewhat.runs.identity import versions
-from wherewhat.runs.layout import COMPLETE
 from wherewhat.runs.records import RECORDS_FILE, Recorder, StudyRun, TensorTable, open_study_run, study_config
 from wherewhat_lab.encoding_study.corpus import Corpus, read_corpus
 from wherewhat_lab.encoding_study.recipe import ENCODINGS, EncodingRecipe, RecordConfig, parse_only

@@ -10,14 +10,14 @@ from typing import Any, Literal, cast
 import torch
 
 from wherewhat.errors import ConfigError
-from wherewhat.hashes import plain_json
+from wherewhat.files import plain_json
 from wherewhat.measures.statistics import Interval, interval, wilson
 from wherewhat.measures.swaps import LABELS
 from wherewhat.models.source import Weights
 from wherewhat.report.judgement import CLAIMS, FORMAT, Judgement
 from wherewhat.rules.claims.claim import MOST, Claim, ClaimVerdict, verdict_json, verdict_of
 from wherewhat.rules.rule import LEAST_DOCUMENTS, Item, Number, Rule, Statement, at_least, at_most
-from wherewhat.runs.layout import collect_versions
+from wherewhat.runs.directory import collect_versions
 from wherewhat.scores import SHARE
 from wherewhat_lab.constructions.checks import check_randomly
 from wherewhat_lab.constructions.discrepancy import (

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from wherewhat.errors import ConfigError
-from wherewhat.hashes import read_object
+from wherewhat.files import read_object
 from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS
 from wherewhat.measures.swaps.scores import label, sink_heads
 from wherewhat.measures.tensors import share_intervals
 from wherewhat.progress import counted
 from wherewhat.report.learning import page_data
-from wherewhat.runs.layout import COMPLETE, CONFIG
+from wherewhat.runs.directory import COMPLETE, CONFIG
 from wherewhat.runs.records import CurvePanel, Records, Series, spread_over_heads
 from wherewhat_lab.multihop.scores import noise_level, overall_accuracy
 from wherewhat_lab.multihop.study import STUDY, MultihopRun, open_run

@@ -8,8 +8,7 @@ import torch
 from helpers.tolerance import rounding
 from wherewhat.errors import ConfigError
 from wherewhat.measures.axes.fit import fit_layer
-from wherewhat.measures.measurement import Text, measure_text
-from wherewhat.measures.registry import find_measurement
+from wherewhat.measures.measurement import Text, find_measurement, measure_text
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat_lab.constructions.transformers import (
     additive_function,

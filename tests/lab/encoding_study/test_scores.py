@@ -11,7 +11,6 @@ import torch
 
 from helpers.lab import RECIPE
 from helpers.tolerance import rounding, worst
-from wherewhat.measures.attention import effective_rank
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.axes.solver import SUBSETS
 from wherewhat.measures.heads import PatternConfig
@@ -21,7 +20,7 @@ from wherewhat.measures.planes.statistics import layer_scores
 from wherewhat.measures.residual import ResidualConfig, measure_residual
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import choose_queries
-from wherewhat.measures.tensors import next_token_loss
+from wherewhat.measures.tensors import effective_rank, next_token_loss
 from wherewhat_lab.encoding_study.corpus import read_corpus
 from wherewhat_lab.encoding_study.recipe import ENCODINGS
 from wherewhat_lab.encoding_study.scores import AXES, HeldOutText, by_head, fold, score, unfold

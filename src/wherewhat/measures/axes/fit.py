@@ -12,12 +12,11 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.attention import effective_rank
 from wherewhat.measures.axes import HIGH_R, AxesConfig, Method
 from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre
-from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, fit_subsets
+from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, SubsetFits, fit_subsets
 from wherewhat.measures.graphs import launched
-from wherewhat.measures.tensors import check_heads, check_single_text, per_query_head
+from wherewhat.measures.tensors import check_heads, check_single_text, effective_rank, per_query_head
 from wherewhat.numerics import has_triton
 from wherewhat.options import short_repr
 from wherewhat.scores import Column, Scores
@@ -155,22 +154,23 @@ def fit_axes(
             by_key += key_bias[..., keys].to(offset)
         return margins, offset
 
-    if whole and has_triton(q.device):
+    if not (whole and has_triton(q.device)):
+        margins, offset = summed(q, k)
+        _check_finite(margins.squares.sum(), dtype)
+        return fit_margins(margins, offset, method=method)
+    from wherewhat.measures.axes.solver_cuda import SCORES, fit_triangle
 
-        def solved(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-            margins, offset = summed(q, k)
-            return margins.squares.sum(), *_solved(margins, offset)
+    def solved(q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        margins, offset = summed(q, k)
+        return margins.squares.sum(), *fit_triangle(margins.sums, margins.squares, offset)
 
-        # The check is read last: waiting for it before would leave the GPU idle while the solve is launched.
-        given = bilinear and distance_bias is None and key_bias is None
-        key = ("axes", scale, method, block) if given and q.numel() <= _RECORDED else None
-        held = 6 * 8 * (q.numel() + k.numel())  # spectra, before and after, are the largest intermediate results
-        squares, *found = launched(solved, q, k, key=key, held=held)
-        _check_finite(squares, dtype)
-        return _named(*found, band=band, method=method)
-    margins, offset = summed(q, k)
-    _check_finite(margins.squares.sum(), dtype)
-    return fit_margins(margins, offset, method=method)
+    # The check is read last: waiting for it before would leave the GPU idle while the solve is launched.
+    plain = bilinear and distance_bias is None and key_bias is None
+    key = ("axes", scale, method, block) if plain and q.numel() <= _RECORDED else None
+    held = 6 * 8 * (q.numel() + k.numel())  # spectra, before and after, are the largest intermediate results
+    squares, scores, curves = launched(solved, q, k, key=key, held=held)
+    _check_finite(squares, dtype)
+    return _fit(dict(zip(SCORES, scores, strict=True)), *curves, band=band, method=method)
 
 
 def _check_finite(squares: Tensor, dtype: torch.dtype) -> None:
@@ -180,48 +180,46 @@ def _check_finite(squares: Tensor, dtype: torch.dtype) -> None:
 
 def fit_margins(margins: Margins, offset: Tensor, *, method: str) -> AxesFit:
     """Fit a matrix given by its margins plus known additive terms, packed ``(heads, size)``."""
-    return _named(*_solved(margins, offset), band=margins.band, method=method)
-
-
-def _solved(margins: Margins, offset: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return all scores of a fit, ``(scores, heads)`` in the order of :func:`_named`, and its curves a, b and c."""
     band = margins.band
     if band.width == band.n and has_triton(band.device):
-        from wherewhat.measures.axes.solver_cuda import fit_triangle
+        from wherewhat.measures.axes.solver_cuda import SCORES, fit_triangle
 
         scores, curves = fit_triangle(margins.sums, margins.squares, offset)
-        return scores, *curves
+        return _fit(dict(zip(SCORES, scores, strict=True)), *curves, band=band, method=method)
     fits = fit_subsets(margins, offset)
-    sse, tss, mean = fits.sse, fits.tss, fits.mean
+    return _fit(_scores(fits, band), *canonical(*fits.terms), band=band, method=method)
+
+
+def _scores(fits: SubsetFits, band: Band) -> dict[str, Tensor]:
+    """Return the scores of a fit by name, ``(heads,)`` each."""
+    sse, tss = fits.sse, fits.tss
     # For constant logits, rounding leaves a TSS of about 1e-14 of the squares of the summands.
     varies = tss > 1e-12 * fits.reach.clamp_min(1e-300)
-    share = torch.where(varies, 1 - sse / tss.clamp_min(1e-300), torch.nan).clamp_(0, 1)
-    whole, query = sse[-1], sse[SUBSETS.index("b")]
+    shares = torch.where(varies, 1 - sse / tss.clamp_min(1e-300), torch.nan).clamp_(0, 1)
+    share = dict(zip(SUBSETS, shares, strict=True))
+    whole, query = sse[SUBSETS.index("abc")], sse[SUBSETS.index("b")]
     left = varies & (query > 1e-12 * fits.reach)  # else only rounding is left beside a query term
-    behaviour = torch.where(left, 1 - whole / query.clamp_min(1e-300), torch.nan).clamp_(0, 1).sqrt_()
-    r = share.sqrt()
-    # Without a, b, c in turn: bc, ac, ab.
-    unique = (share[-1] - share[3:6].flip(0)).clamp_min_(0)
-    adjusted = 1 - (1 - share[-1]) * ((band.pairs - 1) / max(1, band.pairs - band.rank))
-    scores = torch.cat([r, share[:3], unique, torch.stack([behaviour, adjusted, whole, tss, mean])])
-    return scores, *canonical(*fits.terms)
+    others = {"a": "bc", "b": "ac", "c": "ab"}
+    return {
+        **{f"r_{subset}": r for subset, r in zip(SUBSETS, shares.sqrt(), strict=True)},
+        **{f"own_{axis}": share[axis] for axis in others},
+        **{f"unique_{axis}": (share["abc"] - share[other]).clamp_min(0) for axis, other in others.items()},
+        "r_behaviour": torch.where(left, 1 - whole / query.clamp_min(1e-300), torch.nan).clamp_(0, 1).sqrt_(),
+        "adjusted_r2": 1 - (1 - share["abc"]) * ((band.pairs - 1) / max(1, band.pairs - band.rank)),
+        "sse": whole,
+        "tss": tss,
+        "mean": fits.mean,
+    }
 
 
-def _named(scores: Tensor, a: Tensor, b: Tensor, c: Tensor, *, band: Band, method: str) -> AxesFit:
-    """Return a fit from its scores ``(scores, heads)`` and curves."""
-    r, own, unique = scores[: len(SUBSETS)], scores[-11:-8], scores[-8:-5]
-    behaviour, adjusted, whole, tss, mean = scores[-5:]
+def _fit(scores: Mapping[str, Tensor], a: Tensor, b: Tensor, c: Tensor, *, band: Band, method: str) -> AxesFit:
     return AxesFit(
-        r=r[-1],
-        r_subset=dict(zip(SUBSETS, r, strict=True)),
-        r_behaviour=behaviour,
+        r=scores["r_abc"],
+        r_subset={subset: scores[f"r_{subset}"] for subset in SUBSETS},
         noise_floor=(min(1.0, (band.rank - 1) / max(1, band.pairs - 1))) ** 0.5,
-        adjusted_r2=adjusted,
-        own=dict(zip("abc", own, strict=True)),
-        unique=dict(zip("abc", unique, strict=True)),
-        sse=whole,
-        tss=tss,
-        mean=mean,
+        own={axis: scores[f"own_{axis}"] for axis in "abc"},
+        unique={axis: scores[f"unique_{axis}"] for axis in "abc"},
+        **{name: scores[name] for name in ("r_behaviour", "adjusted_r2", "sse", "tss", "mean")},
         a=a,
         b=b,
         c=c,

@@ -13,8 +13,11 @@ _COLUMNS = 26
 """Sums of a head: mean, then three each of own, mixed, alone, pair, whole, reach, sums of the matrix and of the terms,
 then the product of the key term with the distance from the middle."""
 
-_SCORES = 18
-"""Scores of a fit: r of seven subsets, shares of one axis alone, unique shares, behaviour, adjusted, SSE, TSS, mean."""
+SCORES = (
+    *("r_a", "r_b", "r_c", "r_ab", "r_ac", "r_bc", "r_abc", "own_a", "own_b", "own_c"),
+    *("unique_a", "unique_b", "unique_c", "r_behaviour", "adjusted_r2", "sse", "tss", "mean"),
+)
+"""Names of the scores of a fit, in the order in which :func:`_scores` stores them."""
 
 
 @triton.jit
@@ -285,7 +288,7 @@ def _clipped(x):
 
 @triton.jit
 def _scores(found, squares, scores, head, heads, n, COLUMNS: tl.constexpr):
-    """All scores of one head, see ``fit._solved``: vectors of no axis and the seven subsets."""
+    """All scores of one head, see ``fit._scores``: vectors of no axis and the seven subsets."""
     found += head * COLUMNS
     size = tl.cast(n, tl.float64)
     pairs = size * (size + 1) / 2
@@ -340,7 +343,7 @@ def _scores_and_curves(found, squares, terms, scores, n, COLUMNS: tl.constexpr, 
 
 
 def fit_triangle(sums: Tensor, squares: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all scores of a fit, ``(18, heads)``, and its curves ``(3, heads, n)``, as ``fit._solved`` does.
+    """Return the scores of a fit by :data:`SCORES`, ``(scores, heads)``, and its curves ``(3, heads, n)``.
 
     Four kernels that each read a head from beginning to end do what ``Triangle.solve`` does. A fifth one replaces about
     fifty operations on a few numbers a head, whose launches take longer than they do.
@@ -353,7 +356,7 @@ def fit_triangle(sums: Tensor, squares: Tensor, offset: Tensor) -> tuple[Tensor,
     heads, n = len(sums), sums.shape[1] // 3
     sums, offset = sums.contiguous(), offset.contiguous()
     found = torch.empty(heads, _COLUMNS, dtype=torch.float64, device=sums.device)
-    scores = torch.empty(_SCORES, heads, dtype=torch.float64, device=sums.device)
+    scores = torch.empty(len(SCORES), heads, dtype=torch.float64, device=sums.device)
     expected, parts, means, terms, shared = torch.empty(5, heads, 3, n, dtype=torch.float64, device=sums.device)
     inverse, both, common = shared.view(3, heads, n)
     block = min(2048, max(256, triton.next_power_of_2(n)))

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from wherewhat.errors import TextError
-from wherewhat.text import files as reading_module
-from wherewhat.text.documents import embedded_documents
-from wherewhat.text.files import read_documents
+from wherewhat.text import documents as reading_module
+from wherewhat.text.documents import embedded_documents, read_documents
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 import wherewhat
 from conformance.tiny_models import build
 from helpers.models import llama_config
+from wherewhat.captures.layer_proofs import ProofTable
 from wherewhat.captures.proof import capture, prove
-from wherewhat.captures.summary import ProofTable
 from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.scores import Column, Scores
 

@@ -9,8 +9,8 @@ import pytest
 
 from helpers.hostile_steps import abort, allocate, answer, disk_full, print_lines, refuse, stop_quietly, wait_for_ever
 from wherewhat.errors import CaptureError, LoadError
-from wherewhat.models import trial
-from wherewhat.models.trial import attempt, time_limit
+from wherewhat.models import suitability
+from wherewhat.models.suitability import attempt, time_limit
 
 OPTIONS = {"spec": "m", "seconds": 20, "limit_memory": True}
 
@@ -46,16 +46,16 @@ def test_a_step_that_does_not_end_is_stopped_and_the_next_one_runs():
 
 @pytest.mark.slow
 def test_one_process_serves_many_trials_and_another_one_a_fork(monkeypatch):
-    monkeypatch.setattr(trial, "subprocess", subprocess)  # a new process, not a fork
-    monkeypatch.setattr(trial, "_server", None)
+    monkeypatch.setattr(suitability, "subprocess", subprocess)  # a new process, not a fork
+    monkeypatch.setattr(suitability, "_server", None)
     attempt(answer, **OPTIONS, number=0)
-    first = trial._server.process.pid
+    first = suitability._server.process.pid
     attempt(answer, **OPTIONS, number=0)
-    assert trial._server.process.pid == first
-    server = trial._server
+    assert suitability._server.process.pid == first
+    server = suitability._server
     monkeypatch.setattr(server, "owner", -1)  # as after a fork
     attempt(answer, **OPTIONS, number=0)
-    second = trial._server
+    second = suitability._server
     assert second.process.pid != first
     monkeypatch.undo()
     for one in (server, second):
@@ -64,6 +64,6 @@ def test_one_process_serves_many_trials_and_another_one_a_fork(monkeypatch):
 
 
 def test_without_another_process_the_step_runs_here(monkeypatch):
-    monkeypatch.setattr(trial, "_server", None)
-    monkeypatch.setattr(trial.sys, "executable", "")
+    monkeypatch.setattr(suitability, "_server", None)
+    monkeypatch.setattr(suitability.sys, "executable", "")
     assert attempt(answer, **OPTIONS, number=1, here=os.getpid()) == {"number": 1, "other process": False}
