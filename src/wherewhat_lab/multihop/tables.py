@@ -155,13 +155,13 @@ def roles_table(run: MultihopRun, count: int) -> Table:
     model, task = run.model(), run.setup.task
     sequences = task.sample(count, seed=3)
     found = find_roles(model, task, sequences)
-    lost = ablate_heads(model, sequences).change.mean(-1)
+    lost = ablate_heads(model, sequences).mean(-1)
     patched = patch_heads(model, sequences, other_sequences(sequences))
     rows = []
     for role in found.heads:
         at = (role.layer, role.head)
         on_next, on_self = (float(weight[at][1:].nanmean()) for weight in (found.on_next, found.on_self))
-        follows = float(patched.shares[at].nanmean())
+        follows = float(patched[at].nanmean())
         effects = (f"{on_next:.2f}", f"{on_self:.2f}", f"{float(lost[at]):+.2f}", f"{follows:.2f}")
         rows.append([*map(str, at), role.role, *effects])
     return filled_table(
