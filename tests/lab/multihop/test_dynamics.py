@@ -4,7 +4,7 @@ against curves whose outcome is known; end-to-end: a small training with its wit
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ def test_batched_scores_are_those_of_each_sequence(options):
     """In float64, where sums in any order agree to 1e-12."""
     held_out = hold_out(TASK.sample(60, seed=3), scored=6, tested=30)
     model = make(replace(SMALL, **options))
-    found = score_model(model, held_out, path=True)
+    found = score_model(model, held_out, along_path=True)
     sequences = held_out.sequences.select(torch.arange(held_out.scored))
     n = sequences.tokens.shape[1]
     layers = model.attention(sequences.tokens)
@@ -92,35 +92,35 @@ def test_batched_scores_are_those_of_each_sequence(options):
             one = alone(attention, row)
             swaps = layer_swaps(one, [n - 1], sink_tokens=1)
             fit = fit_layer(one)
-            torch.testing.assert_close(found.s_pos[layer, :, row], swaps.s_pos[:, 0], **EXACT)
-            torch.testing.assert_close(found.s_sym[layer, :, row], swaps.s_sym[:, 0], **EXACT)
+            torch.testing.assert_close(found.by_sequence["s_pos"][layer, :, row], swaps.s_pos[:, 0], **EXACT)
+            torch.testing.assert_close(found.by_sequence["s_sym"][layer, :, row], swaps.s_sym[:, 0], **EXACT)
             for name in ("s_pos_no_sink", "s_sym_no_sink"):
-                torch.testing.assert_close(getattr(found, name)[layer, :, row], getattr(swaps, name)[:, 0], **EXACT)
-            torch.testing.assert_close(found.effective[layer, :, row], swaps.effective[:, 0], **EXACT)
+                torch.testing.assert_close(found.by_sequence[name][layer, :, row], getattr(swaps, name)[:, 0], **EXACT)
+            torch.testing.assert_close(found.by_sequence["effective_swaps"][layer, :, row], swaps.effective[:, 0], **EXACT)
             weights = one.pattern(slice(n - 1, n))[0, :, 0].double()
-            assert torch.allclose(found.sink_excess[layer, :, row], weights[:, 0] - 1 / n, atol=2e-6, rtol=0)
+            assert torch.allclose(found.by_sequence["sink_excess"][layer, :, row], weights[:, 0] - 1 / n, atol=2e-6, rtol=0)
             entropy = -(weights * weights.log()).sum(-1)
-            torch.testing.assert_close(found.entropy[layer, :, row], entropy, **EXACT)
-            torch.testing.assert_close(found.r[layer, :, row], fit.r, **EXACT)
+            torch.testing.assert_close(found.by_sequence["entropy"][layer, :, row], entropy, **EXACT)
+            torch.testing.assert_close(found.by_sequence["r"][layer, :, row], fit.r, **EXACT)
             sse, tss = sse + fit.sse, tss + fit.tss
             if one.rotation is not None:
                 use.append(frequency_use(one, [n - 1]))
             leaves = sequences.path[row, : int(sequences.hops[row])].tolist()
             path += [(layer_swaps(one, [query]).s_pos, layer_swaps(one, [query]).s_sym) for query in leaves]
-        torch.testing.assert_close(found.r_pooled[layer], (1 - sse / tss).sqrt(), **EXACT)
-        for mine, which in ((found.s_pos_path, 0), (found.s_sym_path, 1)):
+        torch.testing.assert_close(found.overall["r_pooled"][layer], (1 - sse / tss).sqrt(), **EXACT)
+        for mine, which in ((found.overall["s_pos_path"], 0), (found.overall["s_sym_path"], 1)):
             torch.testing.assert_close(mine[layer], torch.cat([p[which] for p in path], 1).mean(1), **EXACT)
         if use:
             mean = torch.stack(use).mean(0)
-            torch.testing.assert_close(found.use[layer], mean, **EXACT)
+            torch.testing.assert_close(found.overall["use"][layer], mean, **EXACT)
             expected = mean_frequency(mean, attention.rotation.inv_freq)
-            torch.testing.assert_close(found.mean_frequency[layer], expected, **EXACT)
+            torch.testing.assert_close(found.overall["mean_frequency"][layer], expected, **EXACT)
             expected = mean_frequency_softmax(mean, attention.rotation.inv_freq)
-            torch.testing.assert_close(found.mean_frequency_softmax[layer], expected, **EXACT)
+            torch.testing.assert_close(found.overall["mean_frequency_softmax"][layer], expected, **EXACT)
         else:
-            assert found.use.shape[-1] == 0
-            assert bool(found.mean_frequency.isnan().all())
-            assert bool(found.mean_frequency_softmax.isnan().all())
+            assert found.overall["use"].shape[-1] == 0
+            assert bool(found.overall["mean_frequency"].isnan().all())
+            assert bool(found.overall["mean_frequency_softmax"].isnan().all())
 
 
 def test_accuracy_counts_right_answers(held_out):
@@ -149,14 +149,14 @@ def test_threads_change_nothing(held_out):
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found.append(score_model(model, hold_out(sequences, scored=400, tested=600), path=True))
+            found.append(score_model(model, hold_out(sequences, scored=400, tested=600), along_path=True))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
     one, two = found
-    for field in fields(one):
-        if field.name != "accuracy":
-            assert torch.equal(getattr(one, field.name), getattr(two, field.name)), field.name
+    for kind in ("by_sequence", "overall"):
+        for name, value in getattr(one, kind).items():
+            assert torch.equal(value, getattr(two, kind)[name]), name
     assert torch.equal(one.accuracy.loss, two.accuracy.loss)
 
 
@@ -219,8 +219,8 @@ def test_recorder_keeps_and_resumes(tmp_path, held_out):
     assert found.steps.tolist() == [0, 50, 100]
     for index, model in enumerate(models):
         scores = score_model(model, held_out)
-        assert torch.equal(found["s_pos"][index], scores.s_pos.mean(-1).float())
-        assert torch.equal(found["use"][index], scores.use.float())
+        assert torch.equal(found["s_pos"][index], scores.by_sequence["s_pos"].mean(-1).float())
+        assert torch.equal(found["use"][index], scores.overall["use"].float())
         assert torch.equal(found["accuracy"][index], scores.accuracy.shares.float())
     assert {*found.values, *found.constants} == {*AXES, "hops", "counts", "about"}
     for name in (*found.values, *found.constants):
