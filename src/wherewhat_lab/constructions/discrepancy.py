@@ -233,15 +233,13 @@ class HopHead:
 
 
 @torch.no_grad()
-def predict_hop_heads(
-    model: LabModel, task: SequenceTask, lengths: Sequence[int], *, count: int = 96, seed: int = 2
-) -> list[HopHead]:
+def predict_hop_heads(model: LabModel, task: SequenceTask, lengths: Sequence[int]) -> list[HopHead]:
     """Return the heads that make the first hop on one-hop inputs, with the lengths at which they are predicted to fail.
 
     The prediction is made from inputs a few dozen tokens longer than the training sequences: further keys in front are
     assumed to be like those of the added tokens, moved to their distance.
     """
-    sequences = task.sample(count, seed=seed, hops=1, extra=_ADDED)
+    sequences = task.sample(96, seed=2, hops=1, extra=_ADDED)
     right = sequences.path[:, 1]
     device = model.embedding.device
     found = []

@@ -206,7 +206,7 @@ def retrieval_error(longest: int, theta: float, omega: float, *, layers: int, te
     return error
 
 
-def retrieval_temperature(longest: int, theta: float, omega: float, *, layers: int = 1, leak: float = LEAK) -> float:
+def retrieval_temperature(longest: int, theta: float, omega: float, *, layers: int = 1) -> float:
     """Return a temperature at which Retrieval layers are correct on all inputs of up to ``longest`` tokens.
 
     For one layer it follows from the worst input's discrepancy, for more from :func:`retrieval_error` below 1/2.
@@ -216,7 +216,6 @@ def retrieval_temperature(longest: int, theta: float, omega: float, *, layers: i
         theta: Angle per position, from 0 to below ω / (2 n0).
         omega: Angle between neighbouring letters.
         layers: Number of layers, not less than the number of hops.
-        leak: Attention weight of the first layer's queries allowed on wrong keys.
     """
     theta = rounded_angle(theta)
     gap = retrieval_discrepancy(longest, theta, omega, at="worst")
@@ -225,7 +224,7 @@ def retrieval_temperature(longest: int, theta: float, omega: float, *, layers: i
             f"theta={theta:.6g} is too large for Retrieval with letters {omega:.4g} apart at length {longest}: give "
             f"less than {omega / (2 * longest):.3g}"
         )
-    temperature = softmax_temperature(gap, longest - 1, leak=leak)
+    temperature = softmax_temperature(gap, longest - 1)
     while retrieval_error(longest, theta, omega, layers=layers, temperature=temperature) >= 0.5:
         temperature /= 2
         if temperature < _LOWEST_TEMPERATURE:

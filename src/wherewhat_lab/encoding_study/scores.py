@@ -31,7 +31,6 @@ from wherewhat_lab.model import LabModel
 from wherewhat_lab.steps import products
 from wherewhat_lab.subject import LabSubject, by_head, fold, unfold
 
-
 _BLOCK_MIB = {"cpu": 64, "cuda": 2048}
 """Memory for one block of attention weights."""
 

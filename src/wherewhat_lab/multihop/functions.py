@@ -233,14 +233,9 @@ def _name_heads(moves: Tensor, counts: Tensor, left: tuple[int, ...], function: 
     return tuple(roles)
 
 
-def other_sequences(sequences: Sequences, *, seed: int = 0) -> Sequences:
-    """Return, for each sequence, another one with the same number of hops and another answer.
-
-    Args:
-        sequences: The sequences, among which the others are found.
-        seed: Seed of the pairs.
-    """
-    generator = torch.Generator().manual_seed(seed)
+def other_sequences(sequences: Sequences) -> Sequences:
+    """Return, for each sequence, another one of them with the same number of hops and another answer."""
+    generator = torch.Generator().manual_seed(0)
     chosen = torch.empty_like(sequences.hops)
     relabelled = torch.randperm(int(sequences.answers.max()) + 1, generator=generator)
     for hops in sequences.hop_numbers:

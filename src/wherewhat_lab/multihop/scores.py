@@ -155,16 +155,11 @@ def score_query(
     return {name: value.unflatten(0, (shape[0], -1, shape[2])) for name, value in found.items()}
 
 
-def score_model(model: LabModel, held_out: HeldOutSequences, *, along_path: bool = False) -> HeadScores:
+def score_model(model: LabModel, held_out: HeldOutSequences) -> HeadScores:
     """Score every head of a model and count its correct answers.
 
     Scores are those of ``layer_swaps``, ``frequency_use`` and ``fit_layer`` at the last token of each sequence, for all
     sequences and layers together.
-
-    Args:
-        model: The model.
-        held_out: The sequences.
-        along_path: Also score the other source tokens of hops.
     """
     sequences, scored = held_out.sequences, held_out.scored
     device, n = model.embedding.device, sequences.tokens.shape[1]
@@ -175,7 +170,7 @@ def score_model(model: LabModel, held_out: HeldOutSequences, *, along_path: bool
         layers: list[LayerAttention] = []
         scoring = rows.start < scored
         logits = model(sequences.tokens[rows].to(device), edit_attention=layers.append if scoring else None)
-        scores = _score(layers, sequences.path[rows], along_path) if scoring else None
+        scores = _score(layers, sequences.path[rows]) if scoring else None
         return scores, judge(logits, sequences.answers[rows])
 
     rest = split_rows(len(sequences) - scored, n, device)
@@ -207,7 +202,7 @@ _BatchScores = tuple[dict[str, Tensor], dict[str, Tensor]]
 """Scores of a batch by sequence, ``(layers, heads, count)``, and sums over its sequences, ``(layers, heads, …)``."""
 
 
-def _score(layers: list[LayerAttention], path: Tensor, along_path: bool) -> _BatchScores:
+def _score(layers: list[LayerAttention], path: Tensor) -> _BatchScores:
     stack, shape = fold(layers), (len(layers), *layers[0].rot_q.shape[:2])
     scores = score_query(stack, shape, stack.n - 1, no_sink=True)
     use = scores.pop("use")
@@ -217,7 +212,7 @@ def _score(layers: list[LayerAttention], path: Tensor, along_path: bool) -> _Bat
     scores["r"], sse, tss = (x.view(shape) for x in (fit.r, fit.sse, fit.tss))
     sums = {"sse": sse.sum(1), "tss": tss.sum(1), "use": use.double().sum(1)}
     sums |= {name: torch.zeros_like(sums["sse"]) for name in ("s_pos", "s_sym", "tokens")}
-    for query, rows in _sources(path) if along_path else ():
+    for query, rows in _sources(path):
         at_query = score_query(stack, shape, query, rows.to(use.device))
         for name in ("s_pos", "s_sym"):
             sums[name] += at_query[name].sum(1)
@@ -243,7 +238,7 @@ AXES: Axes = {
     "sink_excess": _HEAD,  # attention on the first key minus that of uniform attention, mean over sequences
     "s_pos_spread": _HEAD,  # standard deviation over sequences
     "s_sym_spread": _HEAD,
-    "s_pos_path": _HEAD,  # positional score over the source tokens of all hops; NaN unless requested
+    "s_pos_path": _HEAD,  # positional score over the source tokens of all hops
     "s_sym_path": _HEAD,
     "effective_swaps": _HEAD,  # effective number of swaps, mean over sequences
     "entropy": _HEAD,  # entropy of attention at the last token in nats, mean over sequences
@@ -270,18 +265,15 @@ def record_scores(scores: HeadScores) -> dict[str, Tensor]:
     return {name: found[name].float() for name in AXES}
 
 
-def multihop_recorder(
-    held_out: HeldOutSequences, *, path: Path | None = None, identity: str = "", along_path: bool = False
-) -> Recorder:
+def multihop_recorder(held_out: HeldOutSequences, *, path: Path | None = None, identity: str = "") -> Recorder:
     """Return a recorder of head scores and accuracy.
 
     Args:
         held_out: Sequences to score the model on.
         path: File of the records, which is continued if it exists; None keeps them in memory only.
         identity: Text that identifies the training; records of another one are refused.
-        along_path: Also score the other source tokens of hops.
     """
-    digest = hashlib.blake2b(repr((identity, held_out.fingerprint, along_path)).encode(), digest_size=7)
+    digest = hashlib.blake2b(repr((identity, held_out.fingerprint, True)).encode(), digest_size=7)
     about = [int.from_bytes(digest.digest()), held_out.scored, held_out.sequences.tokens.shape[1]]
     hops = torch.tensor(held_out.sequences.hop_numbers)
     constants: TensorTable = {
@@ -289,9 +281,7 @@ def multihop_recorder(
         "counts": Column((held_out.sequences.hops[:, None] == hops).sum(0), ("hop",)),
         "about": Column(torch.tensor(about), ("number",)),
     }
-    return Recorder(
-        lambda model: record_scores(score_model(model, held_out, along_path=along_path)), AXES, constants=constants, path=path
-    )
+    return Recorder(lambda model: record_scores(score_model(model, held_out)), AXES, constants=constants, path=path)
 
 
 def overall_accuracy(records: Records) -> Tensor:

@@ -82,7 +82,7 @@ def test_batched_scores_are_those_of_each_sequence(options):
     """In float64, where sums in any order agree to 1e-12."""
     held_out = hold_out(TASK.sample(60, seed=3), scored=6, tested=30)
     model = make(replace(SMALL, **options))
-    found = score_model(model, held_out, along_path=True)
+    found = score_model(model, held_out)
     sequences = held_out.sequences.select(torch.arange(held_out.scored))
     n = sequences.tokens.shape[1]
     layers = model.attention(sequences.tokens)
@@ -96,9 +96,13 @@ def test_batched_scores_are_those_of_each_sequence(options):
             torch.testing.assert_close(found.by_sequence["s_sym"][layer, :, row], swaps.s_sym[:, 0], **EXACT)
             for name in ("s_pos_no_sink", "s_sym_no_sink"):
                 torch.testing.assert_close(found.by_sequence[name][layer, :, row], getattr(swaps, name)[:, 0], **EXACT)
-            torch.testing.assert_close(found.by_sequence["effective_swaps"][layer, :, row], swaps.effective[:, 0], **EXACT)
+            torch.testing.assert_close(
+                found.by_sequence["effective_swaps"][layer, :, row], swaps.effective[:, 0], **EXACT
+            )
             weights = one.pattern(slice(n - 1, n))[0, :, 0].double()
-            assert torch.allclose(found.by_sequence["sink_excess"][layer, :, row], weights[:, 0] - 1 / n, atol=2e-6, rtol=0)
+            assert torch.allclose(
+                found.by_sequence["sink_excess"][layer, :, row], weights[:, 0] - 1 / n, atol=2e-6, rtol=0
+            )
             entropy = -(weights * weights.log()).sum(-1)
             torch.testing.assert_close(found.by_sequence["entropy"][layer, :, row], entropy, **EXACT)
             torch.testing.assert_close(found.by_sequence["r"][layer, :, row], fit.r, **EXACT)
@@ -149,7 +153,7 @@ def test_threads_change_nothing(held_out):
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found.append(score_model(model, hold_out(sequences, scored=400, tested=600), along_path=True))
+            found.append(score_model(model, hold_out(sequences, scored=400, tested=600)))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -329,8 +333,6 @@ def test_purity_and_when_it_came():
     assert purity.pure("positional", 0.1) == [(0, 0), (0, 2)]
     assert purity.pure("symbolic", 0.1) == [(0, 1)]
     assert purity.pure("symbolic", 0.1, ever=True) == [(0, 1), (0, 2), (0, 3)]
-    other_way = find_purity(curves(LABELLED, RISING), along_path=True)
-    assert other_way.pure("symbolic", 0.1) == [(0, 0), (0, 2)]
     for call in (lambda: purity.pure("round", 0.1), lambda: purity.pure("mixed", 0.3)):
         with pytest.raises(ConfigError):
             call()
@@ -392,16 +394,13 @@ def test_order_of_learning():
 def test_alignment_over_runs():
     never = [(0.0, 0.0)] * 5
     runs = [curves(LABELLED, RISING), curves(LABELLED, RISING, every=100), curves([("mixed",) * 4] * 5, never)]
-    found = align(runs, level=0.9)
+    found = align(runs)
     assert found.pure == {"positional": (2, 2, 0), "symbolic": (1, 1, 0)}
-    assert found.learned == (200, 400, -1)
-    # Positional heads at 150 and 200, mean 175; one hop at 100, both together at 200.
-    assert found.lags["positional", 1][:2] == (75.0, 150.0)
-    assert found.lags["positional", "overall"][:2] == (-25.0, -50.0)
-    assert found.lags["symbolic", 2][:2] == (-50.0, -100.0)
-    assert math.isnan(found.lags["symbolic", 2][2])
-    lag = found.lag_interval("positional", 1)
-    assert lag == summary.interval([75.0, 150.0])
+    # Positional heads at 150 and 200, mean 175, and a symbolic one at 100; both numbers of hops together at 200.
+    assert found.lags["positional"][:2] == (-25.0, -50.0)
+    assert found.lags["symbolic"][:2] == (-100.0, -200.0)
+    assert math.isnan(found.lags["symbolic"][2])
+    assert found.lag_interval("positional") == summary.interval([-25.0, -50.0])
     assert found.pure_interval("positional") == summary.interval([2.0, 2.0, 0.0])
     pure = torch.tensor([0.0, 2.0, 3.0, 3.0, 3.0], dtype=torch.float64)
     overall = torch.tensor([sum(row) / 2 for row in RISING], dtype=torch.float64)  # recorded in float32
