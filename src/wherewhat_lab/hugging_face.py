@@ -65,7 +65,7 @@ class Family:
     def weights(self, model: LabModel) -> dict[str, Tensor]:
         """Return the model's weights under the names of this architecture."""
         column = list(FAMILIES.values()).index(self)
-        weights = {}
+        weights: dict[str, Tensor] = {}
         for name, value in model.state_dict().items():
             module, _, kind = name.rpartition(".") if "." in name else (name, "", "weight")
             block = re.fullmatch(r"blocks\.(\d+)\.(.+)", module)

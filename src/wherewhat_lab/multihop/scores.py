@@ -114,7 +114,7 @@ def score_query(
     """
 
     def chosen(values: Tensor) -> Tensor:
-        return values if rows is None else values.unflatten(0, shape)[:, rows].flatten(0, 2)
+        return values if rows is None else torch.unflatten(values, 0, shape)[:, rows].flatten(0, 2)
 
     scale, rotation = stack.scale, stack.rotation
     q, k = chosen(stack.rot_q[0, :, query]), chosen(stack.rot_k[0, :, : query + 1])  # (pairs, d), (pairs, query + 1, d)
@@ -152,7 +152,7 @@ def score_query(
         "entropy": torch.special.entr(weights).sum(-1),
         "use": (products[..., 0::2] + products[..., 1::2]).abs_().amax(1) * scale,
     }
-    return {name: value.unflatten(0, (shape[0], -1, shape[2])) for name, value in found.items()}
+    return {name: torch.unflatten(value, 0, (shape[0], -1, shape[2])) for name, value in found.items()}
 
 
 def score_model(model: LabModel, held_out: HeldOutSequences) -> HeadScores:

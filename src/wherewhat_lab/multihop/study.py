@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from wherewhat.boundary import MOST_TOKENS, check_at_most, check_distinct
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import remove
@@ -96,7 +98,9 @@ def train(
     model_config = replace(model_config, vocabulary=task.vocabulary)
     if sequences is None:
         sequences = task.splits(train_config.sequences, train_config.data_seed)[0]
-    _check_fits(sequences, model_config)
+    low, high = torch.cat([sequences.tokens.flatten(), sequences.answers]).aminmax()
+    if low < 0 or high >= task.vocabulary:
+        raise ConfigError(f"sequences hold tokens {int(low)} to {int(high)}: the vocabulary has {task.vocabulary}")
     return run_training(
         model_config,
         train_config,
@@ -109,14 +113,6 @@ def train(
         progress=progress,
         device=on,
     )
-
-
-def _check_fits(sequences: Sequences, model_config: LabConfig) -> None:
-    """Check that all tokens are in the model's vocabulary."""
-    tokens, answers = sequences.tokens, sequences.answers
-    low, high = int(min(tokens.min(), answers.min())), int(max(tokens.max(), answers.max()))
-    if low < 0 or high >= model_config.vocabulary:
-        raise ConfigError(f"sequences hold tokens {low} to {high}: the vocabulary has {model_config.vocabulary}")
 
 
 _GIVEN = ("vocabulary", "seed")
