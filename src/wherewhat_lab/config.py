@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from wherewhat.boundary import MOST_LAYERS, MOST_REPEATS, check_at_most
 from wherewhat.errors import ConfigError
@@ -94,6 +94,22 @@ class LabConfig:
         return self.biases != "none" and self.block != "llama"
 
 
+class Arithmetic(NamedTuple):
+    """How the steps of a training compute.
+
+    Attributes:
+        products: Precision of float32 matrix products.
+        half: Whether products are bfloat16; weights and sums are float32.
+        fused: Whether small GPU kernels are fused by ``torch.compile``.
+        clip_norm: Largest norm of the gradient; None for no clipping.
+    """
+
+    products: Precision = "highest"
+    half: bool = False
+    fused: bool = False
+    clip_norm: float | None = None
+
+
 @dataclass(frozen=True)
 class Training:
     """Options of every training of a laboratory model; see its subclasses.
@@ -139,24 +155,9 @@ class Training:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give a number from 0 to below 1")
 
     @property
-    def products(self) -> Precision:
-        """Precision of float32 matrix products."""
-        return "highest"
-
-    @property
-    def half(self) -> bool:
-        """Whether products are bfloat16; weights and sums are float32."""
-        return False
-
-    @property
-    def fused(self) -> bool:
-        """Whether small GPU kernels are fused by ``torch.compile``."""
-        return False
-
-    @property
-    def clip_norm(self) -> float | None:
-        """Largest norm of the gradient; None for no clipping."""
-        return None
+    def arithmetic(self) -> Arithmetic:
+        """How the steps compute."""
+        return Arithmetic()
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,6 @@ class TrainConfig(Training):
         check_at_most(_MOST_SEQUENCES, sequences=self.sequences)
 
     @property
-    def products(self) -> Precision:
-        """Precision of float32 matrix products."""
-        return self.precision
+    def arithmetic(self) -> Arithmetic:
+        """How the steps compute."""
+        return Arithmetic(self.precision)

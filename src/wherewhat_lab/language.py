@@ -14,7 +14,7 @@ from torch import Tensor
 from wherewhat.errors import ConfigError
 from wherewhat.options import check_integer, option
 from wherewhat.progress import Progress
-from wherewhat_lab.config import LabConfig, Training
+from wherewhat_lab.config import Arithmetic, LabConfig, Training
 from wherewhat_lab.model import LabModel
 from wherewhat_lab.steps import batch_order, derived_seed
 from wherewhat_lab.training import Record, digest, find_device, identify, run_training
@@ -51,19 +51,9 @@ class LanguageConfig(Training):
             raise ConfigError(f"clip is {self.clip}: give a positive number, or none")
 
     @property
-    def half(self) -> bool:
-        """Whether products are bfloat16; weights and sums are float32."""
-        return self.precision == "bfloat16"
-
-    @property
-    def fused(self) -> bool:
-        """Whether small GPU kernels are fused by ``torch.compile``."""
-        return self.compile
-
-    @property
-    def clip_norm(self) -> float | None:
-        """Largest norm of the gradient; None for no clipping."""
-        return self.clip
+    def arithmetic(self) -> Arithmetic:
+        """How the steps compute."""
+        return Arithmetic(half=self.precision == "bfloat16", fused=self.compile, clip_norm=self.clip)
 
 
 def batch_starts(config: LanguageConfig, length: int) -> Tensor:

@@ -123,7 +123,7 @@ def run_training(
     first = logged = 0 if state is None else state.step
     rates = learning_rates(config).tolist()
     curves = _event_writer(directory, first)
-    dtypes = (torch.bfloat16,) if config.half else ()
+    dtypes = (torch.bfloat16,) if config.arithmetic.half else ()
     with closing(steps), closing(curves) if curves else nullcontext(), new_process_settings(dtypes):
         if state is None:
             call_record(0)

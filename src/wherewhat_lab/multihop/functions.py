@@ -98,7 +98,7 @@ def path_attention(model: LabModel, sequences: Sequences) -> PathAttention:
             edit_attention=layers.append,
         )
         right = part.answers.to(device)[row, None]
-        found = []
+        by_layer = []
         for attention, stream in zip(layers, streams, strict=False):
             weights = attention.pattern()[row, :, position]  # (tokens, heads, n)
             on_next, on_self = (
@@ -107,8 +107,8 @@ def path_attention(model: LabModel, sequences: Sequences) -> PathAttention:
             )
             logits = model.head(model.norm(stream[row, position]))
             holds = logits.gather(-1, right)[:, 0] > logits.scatter(-1, right, -torch.inf).amax(-1)
-            found.append((weights.argmax(-1).T, on_next, on_self, holds))
-        return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+            by_layer.append((weights.argmax(-1).T, on_next, on_self, holds))
+        return tuple(torch.stack(parts) for parts in zip(*by_layer, strict=True))
 
     batches = map_batches(run, len(sequences), sequences.tokens.shape[1], model)
     return PathAttention(path_tokens(sequences), *(torch.cat(parts, -1).cpu() for parts in zip(*batches, strict=True)))

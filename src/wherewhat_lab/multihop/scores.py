@@ -138,21 +138,21 @@ def score_query(
         bias=None if bias is None else bias[:, None, :query],
         sink=1,
     )
-    scores = score_swaps(swapped)
-    found = {"s_pos": scores.s_pos[:, 0, 0], "s_sym": scores.s_sym[:, 0, 0]}
+    swaps = score_swaps(swapped)
+    scores = {"s_pos": swaps.s_pos[:, 0, 0], "s_sym": swaps.s_sym[:, 0, 0]}
     if no_sink:
         without = score_swaps(swapped.without_sink())
-        found |= {"s_pos_no_sink": without.s_pos[:, 0, 0], "s_sym_no_sink": without.s_sym[:, 0, 0]}
+        scores |= {"s_pos_no_sink": without.s_pos[:, 0, 0], "s_sym_no_sink": without.s_sym[:, 0, 0]}
     # The laboratory's rotations pair neighbouring dimensions, from the first on.
     turned = 0 if rotation is None else 2 * rotation.planes
     products = q[:, None, :turned] * before[..., :turned]
-    found |= {
+    scores |= {
         "sink_excess": weights[:, 0] - 1 / (query + 1),
-        "effective_swaps": scores.effective[:, 0],
+        "effective_swaps": swaps.effective[:, 0],
         "entropy": torch.special.entr(weights).sum(-1),
         "use": (products[..., 0::2] + products[..., 1::2]).abs_().amax(1) * scale,
     }
-    return {name: torch.unflatten(value, 0, (shape[0], -1, shape[2])) for name, value in found.items()}
+    return {name: torch.unflatten(value, 0, (shape[0], -1, shape[2])) for name, value in scores.items()}
 
 
 def score_model(model: LabModel, held_out: HeldOutSequences) -> HeadScores:
@@ -175,8 +175,8 @@ def score_model(model: LabModel, held_out: HeldOutSequences) -> HeadScores:
 
     rest = split_rows(len(sequences) - scored, n, device)
     batches = split_rows(scored, n, device) + [slice(scored + r.start, scored + r.stop) for r in rest]
-    found = map_batches(run, batches, n, model)
-    each = [scores for scores, _ in found if scores is not None]
+    results = map_batches(run, batches, n, model)
+    each = [scores for scores, _ in results if scores is not None]
     by_sequence = {name: torch.cat([scores[0][name] for scores in each], -1).cpu() for name in each[0][0]}
     sums = {name: torch.stack([scores[1][name] for scores in each]).sum(0).cpu() for name in each[0][1]}
     use = sums["use"] / scored
@@ -194,7 +194,7 @@ def score_model(model: LabModel, held_out: HeldOutSequences) -> HeadScores:
         "s_pos_path": sums["s_pos"] / sums["tokens"],
         "s_sym_path": sums["s_sym"] / sums["tokens"],
     }
-    judged = torch.cat([judged for _, judged in found], 1).cpu()
+    judged = torch.cat([judged for _, judged in results], 1).cpu()
     return HeadScores(by_sequence, overall, count_hits(judged, sequences.hops, sequences.hop_numbers))
 
 
@@ -258,11 +258,11 @@ of earlier versions have neither ``effective_swaps`` nor ``mean_frequency_softma
 
 def record_scores(scores: HeadScores) -> dict[str, Tensor]:
     """Return the scores of a record, float32, in the shapes of :data:`AXES`."""
-    found = {name: value.mean(-1) for name, value in scores.by_sequence.items()}
-    found |= {f"{name}_spread": scores.by_sequence[name].std(-1, correction=0) for name in ("s_pos", "s_sym")}
-    found |= {"r": scores.by_sequence["r"].nanmean(-1), **scores.overall}
-    found |= {"accuracy": scores.accuracy.shares, "loss": scores.accuracy.loss}
-    return {name: found[name].float() for name in AXES}
+    values = {name: value.mean(-1) for name, value in scores.by_sequence.items()}
+    values |= {f"{name}_spread": scores.by_sequence[name].std(-1, correction=0) for name in ("s_pos", "s_sym")}
+    values |= {"r": scores.by_sequence["r"].nanmean(-1), **scores.overall}
+    values |= {"accuracy": scores.accuracy.shares, "loss": scores.accuracy.loss}
+    return {name: values[name].float() for name in AXES}
 
 
 def multihop_recorder(held_out: HeldOutSequences, *, path: Path | None = None, identity: str = "") -> Recorder:

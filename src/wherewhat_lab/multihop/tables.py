@@ -257,8 +257,8 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
         omega = letter_angle(task)
         theta = min(RETRIEVAL_ANGLE, 0.9 * omega / (2 * longest))
         model = retrieval_transformer(task, theta=theta, longest=longest)
-        angles = {"theta": theta, "omega": omega}
-        discrepancy, bound = partial(retrieval_discrepancy, **angles), partial(retrieval_bound, **angles)
+        discrepancy = partial(retrieval_discrepancy, theta=theta, omega=omega)
+        bound = partial(retrieval_bound, theta=theta, omega=omega)
         query = 1  # of the largest distance: n tokens have distances up to n - 1
     checked = check_randomly(model, task, longest=longest, progress=progress)
     gaps = {n: (discrepancy(n, at="worst"), bound(n - query), discrepancy(n)) for n in (2**i for i in range(2, 11))}
