@@ -26,7 +26,7 @@ from transformers import Trainer, TrainingArguments
 
 import wherewhat
 from wherewhat_lab.config import LabConfig, TrainConfig
-from wherewhat_lab.hugging_face import to_gptj
+from wherewhat_lab.hugging_face import to_hugging_face
 from wherewhat_lab.model import LabModel
 from wherewhat_lab.tasks.multi_hop import NumberTask
 
@@ -97,7 +97,7 @@ def main() -> None:
 def train(rows: Rows, steps: int, callback: wherewhat.TrainerCallback | None) -> tuple[torch.nn.Module, float, float]:
     """Return the trained model, the wall time and the processor seconds of the training."""
     recipe = TrainConfig()
-    model = to_gptj(LabModel(LabConfig()))
+    model = to_hugging_face(LabModel(LabConfig()))
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             str(Path(folder) / "multihop"),

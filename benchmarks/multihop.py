@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from wherewhat_lab.config import LabConfig, Precision, TrainConfig
-from wherewhat_lab.hugging_face import to_gptj
+from wherewhat_lab.hugging_face import to_hugging_face
 from wherewhat_lab.model import LabModel
 from wherewhat_lab.multihop.study import train
 from wherewhat_lab.steps import CpuSteps, GpuSteps, Steps, batch_order
@@ -83,7 +83,7 @@ def their_loop(sequences: Sequences, device: str) -> Callable[[int], None]:
     from transformers import get_linear_schedule_with_warmup
 
     config = TrainConfig()
-    model = to_gptj(LabModel(LabConfig())).to(device).train()
+    model = to_hugging_face(LabModel(LabConfig())).to(device).train()
     betas = (config.beta1, config.beta2)
     optimizer = torch.optim.AdamW(model.parameters(), config.learning_rate, betas, weight_decay=config.weight_decay)
     schedule = get_linear_schedule_with_warmup(optimizer, config.warmup, config.steps)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from wherewhat.boundary import MOST_LAYERS, MOST_REPEATS, check_at_most
 from wherewhat.errors import ConfigError
-from wherewhat.options import check_seed, option
+from wherewhat.options import check_integer, check_seed, option
 
 EncodingName = Literal["rope", "p-rope", "partial", "alibi", "learned", "nope", "pope"]
 BlockName = Literal["parallel", "sequential", "llama"]
@@ -55,7 +55,7 @@ class LabConfig:
     def __post_init__(self) -> None:
         """Check the options."""
         for name in ("vocabulary", "layers", "heads", "width", "positions"):
-            at_least(name, getattr(self, name), 1)
+            check_integer(name, getattr(self, name), least=1)
         check_at_most(MOST_LAYERS, layers=self.layers)
         parameters = self.width * (self.vocabulary + self.positions + 12 * self.layers * self.width)
         if parameters > _MOST_PARAMETERS:
@@ -94,9 +94,31 @@ class LabConfig:
         return self.biases != "none" and self.block != "llama"
 
 
+class Arithmetic(NamedTuple):
+    """How the steps of a training compute.
+
+    Attributes:
+        products: Precision of float32 matrix products.
+        half: Whether products are bfloat16; weights and sums are float32.
+        fused: Whether small GPU kernels are fused by ``torch.compile``.
+        clip_norm: Largest norm of the gradient; None for no clipping.
+    """
+
+    products: Precision = "highest"
+    half: bool = False
+    fused: bool = False
+    clip_norm: float | None = None
+
+
 @dataclass(frozen=True)
 class Training:
-    """Options of every training of a laboratory model; see its subclasses."""
+    """Options of every training of a laboratory model; see its subclasses.
+
+    Attributes:
+        cosine: Whether the learning rate falls along a cosine instead of linearly.
+    """
+
+    cosine: ClassVar[bool] = False
 
     steps: int = option(6750, "training steps; 6,750 are one epoch of 432,000 sequences")
     batch: int = option(64, "sequences of a step")
@@ -116,12 +138,11 @@ class Training:
     def __post_init__(self) -> None:
         """Check the options."""
         for name in ("steps", "batch", "save_every"):
-            at_least(name, getattr(self, name), 1)
-        at_least("warmup", self.warmup, 0)
+            check_integer(name, getattr(self, name), least=1)
+        check_integer("warmup", self.warmup, least=0)
         for name in ("data_seed", "seed"):
             check_seed(getattr(self, name), name)
-        if self.threads is not None:
-            at_least("threads", self.threads, 1)
+        check_integer("threads", self.threads, least=1, optional=True)
         check_at_most(_MOST_STEPS, steps=self.steps, warmup=self.warmup, save_every=self.save_every)
         check_at_most(MOST_REPEATS, threads=self.threads)
         if self.steps * self.batch > _MOST_DRAWS:
@@ -134,29 +155,9 @@ class Training:
                 raise ConfigError(f"{name} is {getattr(self, name)}: give a number from 0 to below 1")
 
     @property
-    def products(self) -> Precision:
-        """Precision of float32 matrix products."""
-        return "highest"
-
-    @property
-    def cosine(self) -> bool:
-        """Whether the learning rate falls along a cosine instead of linearly."""
-        return False
-
-    @property
-    def half(self) -> bool:
-        """Whether products are bfloat16; weights and sums are float32."""
-        return False
-
-    @property
-    def fused(self) -> bool:
-        """Whether small GPU kernels are fused by ``torch.compile``."""
-        return False
-
-    @property
-    def clip_norm(self) -> float | None:
-        """Largest norm of the gradient; None for no clipping."""
-        return None
+    def arithmetic(self) -> Arithmetic:
+        """How the steps compute."""
+        return Arithmetic()
 
 
 @dataclass(frozen=True)
@@ -173,16 +174,10 @@ class TrainConfig(Training):
         """Check the options."""
         super().__post_init__()
         for name in ("sequences", "record_every"):
-            at_least(name, getattr(self, name), 1)
+            check_integer(name, getattr(self, name), least=1)
         check_at_most(_MOST_SEQUENCES, sequences=self.sequences)
 
     @property
-    def products(self) -> Precision:
-        """Precision of float32 matrix products."""
-        return self.precision
-
-
-def at_least(name: str, value: int, least: int) -> None:
-    """Check that a value is not too small."""
-    if value < least:
-        raise ConfigError(f"{name} is {value}: give {least} or more")
+    def arithmetic(self) -> Arithmetic:
+        """How the steps compute."""
+        return Arithmetic(self.precision)

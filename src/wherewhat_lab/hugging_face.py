@@ -1,16 +1,17 @@
-"""Convert a small model to Hugging Face's GPT-J, GPT-2, Llama, MPT and GPT-NeoX and save it, or convert from GPT-J."""
+"""Convert a small model to Hugging Face's GPT-J, GPT-2, Llama, MPT or GPT-NeoX, and save it as a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from wherewhat.errors import ConfigError, LoadError
+from wherewhat.errors import ConfigError
 from wherewhat.files import atomic_folder, make_folder
 from wherewhat.imports import quiet
 from wherewhat_lab.config import LabConfig
@@ -19,13 +20,12 @@ from wherewhat_lab.language import VOCABULARY
 from wherewhat_lab.model import LabModel
 
 if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel, GPTJForCausalLM, GPTNeoXForCausalLM, LlamaForCausalLM, MptForCausalLM
+    from transformers import PreTrainedModel
 
+FamilyName = Literal["gptj", "gpt2", "llama", "mpt", "gpt_neox"]
 
 _UNSUPPORTED = ("frequencies", "norm", "mlp", "residual", "scale", "angles")
 """Options that no Hugging Face architecture has."""
-
-_Theirs = TypeVar("_Theirs")
 
 
 @dataclass(frozen=True)
@@ -33,88 +33,66 @@ class Family:
     """A Hugging Face architecture: the options that it supports, and the names of its weights.
 
     Attributes:
-        name: Its name in messages.
-        encoding: Supported encodings.
-        block: Supported blocks.
-        biases: Supported biases.
-        whole: Its names of the modules outside layers, by the names in :class:`LabModel`.
-        layer: The same within layers.
-        prefix: Prefix of the names of a layer's weights, with ``{}`` for the layer's index.
-        base: RoPE's base, if the architecture has a fixed one.
+        title: Its name in messages.
+        model: Its class in transformers.
+        supported: Supported values of the options that it restricts.
+        options: Function that returns the arguments of its configuration.
+        prefixes: What precedes the names of modules outside layers, and the index of a layer.
+        halves: Whether the dimensions of a rotated plane are half of the rotated ones apart, instead of neighbours.
+        by_head: Whether queries, keys and values of a head are adjacent in their common matrix.
+        transposed: Whether the matrices of layers are stored transposed.
     """
 
-    name: str
-    encoding: tuple[str, ...]
-    block: tuple[str, ...]
-    biases: tuple[str, ...]
-    whole: Mapping[str, str]
-    layer: Mapping[str, str]
-    prefix: str
-    base: float | None = None
+    title: str
+    model: str
+    supported: Mapping[str, tuple[Any, ...]]
+    options: Callable[[LabConfig], Mapping[str, Any]]
+    prefixes: tuple[str, str]
+    halves: bool = False
+    by_head: bool = False
+    transposed: bool = False
 
-    def options(self, config: LabConfig) -> dict[str, Any]:
-        """Check that the architecture supports a model, and return the options that all architectures share."""
+    def check(self, config: LabConfig) -> None:
+        """Check that the architecture supports a model."""
         plain = LabConfig()
-        allowed = {name: getattr(self, name) for name in ("encoding", "block", "biases")}
-        if self.base is not None:
-            allowed["base"] = (self.base,)
         odd = [name for name in _UNSUPPORTED if getattr(config, name) != getattr(plain, name)]
-        odd += [name for name, values in allowed.items() if getattr(config, name) not in values]
+        odd += [name for name, values in self.supported.items() if getattr(config, name) not in values]
         if odd:
             values = ", ".join(f"{name}={getattr(config, name)!r}" for name in odd)
-            possible = ", ".join(f"{name}={' or '.join(map(str, values))}" for name, values in allowed.items())
-            raise ConfigError(f"Hugging Face's {self.name} has no {values}: it has {possible}")
-        return {
-            "vocab_size": config.vocabulary,
-            "tie_word_embeddings": False,
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "use_cache": False,
-        }
+            possible = ", ".join(f"{name}={' or '.join(map(str, values))}" for name, values in self.supported.items())
+            raise ConfigError(f"Hugging Face's {self.title} has no {values}: it has {possible}")
 
-    def renamed(self, model: LabModel) -> dict[str, Tensor]:
+    def weights(self, model: LabModel) -> dict[str, Tensor]:
         """Return the model's weights under the names of this architecture."""
-        weights = model.state_dict()
-        return {theirs: weights[ours] for ours, theirs in self.names(model.config.layers).items() if ours in weights}
-
-    def names(self, layers: int) -> dict[str, str]:
-        """Return this architecture's names of all weights and biases that may exist, by those of :class:`LabModel`."""
-        modules = dict(self.whole)
-        for index in range(layers):
-            prefix = self.prefix.format(index)
-            modules.update({f"blocks.{index}.{ours}": f"{prefix}.{theirs}" for ours, theirs in self.layer.items()})
-        names = {}
-        for ours, theirs in modules.items():
-            if ours in ("embedding", "positions"):  # parameters of the model itself
-                names[ours] = f"{theirs}.weight"
+        column = list(FAMILIES.values()).index(self)
+        weights: dict[str, Tensor] = {}
+        for name, value in model.state_dict().items():
+            module, _, kind = name.rpartition(".") if "." in name else (name, "", "weight")
+            block = re.fullmatch(r"blocks\.(\d+)\.(.+)", module)
+            if module == "head":
+                theirs = f"lm_head.{kind}"
+            elif block is None:
+                theirs = f"{self.prefixes[0]}.{_MODULES[module][column]}.{kind}"
             else:
-                names |= {f"{ours}.{kind}": f"{theirs}.{kind}" for kind in ("weight", "bias")}
-        return names
+                theirs = f"{self.prefixes[1]}.{block[1]}.{_MODULES[f'blocks.{block[2]}'][column]}.{kind}"
+            if module.endswith("qkv"):
+                weights |= self._projections(theirs, value, model.config)
+            else:
+                weights[theirs] = value.T if self.transposed and block and value.ndim == 2 else value
+        return weights
 
-
-def fill(theirs: _Theirs, weights: Mapping[str, Tensor], model: LabModel) -> _Theirs:
-    """Return a Hugging Face model with these weights, and zeros for further biases, in evaluation mode."""
-    module: Any = theirs
-    module.to(device=model.embedding.device, dtype=model.embedding.dtype).eval()
-    missing = {name for name in module.state_dict() if name not in weights}
-    zeros = {name: torch.zeros_like(module.state_dict()[name]) for name in missing if name.endswith(".bias")}
-    module.load_state_dict({**weights, **zeros})
-    return theirs
-
-
-def split_qkv(model: LabModel, layer: int, planes: int = 0) -> list[Tensor]:
-    """Return the projections of queries, keys and values, each ``(heads, d, width)``.
-
-    Args:
-        model: The model.
-        layer: Index of the layer.
-        planes: Number of rotated planes whose dimensions are reordered from interleaved to halves.
-    """
-    config = model.config
-    weight = model.state_dict()[f"blocks.{layer}.qkv.weight"].view(3, config.heads, config.head_width, config.width)
-    turning = torch.arange(2 * planes).view(planes, 2).T.flatten()
-    order = torch.cat([turning, torch.arange(2 * planes, config.head_width)]).to(weight.device)
-    return [weight[0][:, order], weight[1][:, order], weight[2]]
+    def _projections(self, name: str, weight: Tensor, config: LabConfig) -> dict[str, Tensor]:
+        """Return the projections of queries, keys and values, of which ``weight`` ``(3 · width, width)`` is ours."""
+        q, k, v = weight.view(3, config.heads, config.head_width, config.width)
+        rotation = find_rotation(config)
+        if self.halves and rotation is not None:
+            turning = torch.arange(2 * rotation.planes).view(-1, 2).T.flatten()
+            order = torch.cat([turning, torch.arange(len(turning), config.head_width)]).to(weight.device)
+            q, k = q[:, order], k[:, order]
+        if "{}" in name:
+            return {name.format(kind): part.flatten(0, 1) for kind, part in zip("qkv", (q, k, v), strict=True)}
+        joined = torch.stack([q, k, v], 1 if self.by_head else 0).flatten(0, 2)
+        return {name: joined.T if self.transposed else joined}
 
 
 def _gpt_options(config: LabConfig) -> dict[str, Any]:
@@ -128,290 +106,167 @@ def _gpt_options(config: LabConfig) -> dict[str, Any]:
     }
 
 
-def rope_parameters(config: LabConfig) -> dict[str, Any]:
-    """Return Hugging Face's ``rope_parameters``, in which p-RoPE is called proportional."""
+def _gptj_options(config: LabConfig) -> dict[str, Any]:
     rotation = find_rotation(config)
     assert rotation is not None
-    turning = int(rotation.inv_freq.count_nonzero())
-    kind = "proportional" if config.encoding == "p-rope" else "default"
+    return {**_gpt_options(config), "rotary_dim": 2 * rotation.planes}
+
+
+def _gpt2_options(config: LabConfig) -> dict[str, Any]:
+    return {**_gpt_options(config), "activation_function": "gelu"}
+
+
+def _rope_options(config: LabConfig) -> dict[str, Any]:
+    """Return the options that Llama and GPT-NeoX share; p-RoPE is called proportional there."""
+    rotation = find_rotation(config)
+    assert rotation is not None
     return {
-        "rope_type": kind,
-        "rope_theta": config.base,
-        "partial_rotary_factor": 2 * turning / config.head_width,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "max_position_embeddings": config.positions,
+        "rope_parameters": {
+            "rope_type": "proportional" if config.encoding == "p-rope" else "default",
+            "rope_theta": config.base,
+            "partial_rotary_factor": 2 * int(rotation.inv_freq.count_nonzero()) / config.head_width,
+        },
     }
 
 
-_GPTJ = Family(
-    name="GPT-J",
-    encoding=("rope", "partial"),
-    block=("parallel",),
-    biases=("all",),
-    whole={
-        "embedding": "transformer.wte",
-        "norm": "transformer.ln_f",
-        "head": "lm_head",
-    },
-    layer={
-        "norm": "ln_1",
-        "out": "attn.out_proj",
-        "mlp_in": "mlp.fc_in",
-        "mlp_out": "mlp.fc_out",
-    },
-    prefix="transformer.h.{}",
-    base=10_000.0,
-)
+def _llama_options(config: LabConfig) -> dict[str, Any]:
+    return {**_rope_options(config), "intermediate_size": 8 * config.width // 3, "rms_norm_eps": 1e-6}
 
 
-def to_gptj(model: LabModel) -> GPTJForCausalLM:
-    """Return the model as a ``GPTJForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
-    from transformers import GPTJForCausalLM
-
-    weights = _GPTJ.renamed(model)
-    for layer in range(model.config.layers):
-        parts = model.state_dict()[f"blocks.{layer}.qkv.weight"].split(model.config.width)
-        weights.update(zip(_gptj_projections(layer), parts, strict=True))
-    return fill(GPTJForCausalLM(gptj_config(model.config)), weights, model)
-
-
-def gptj_config(config: LabConfig) -> Any:
-    """Return the ``GPTJConfig`` of a model."""
-    from transformers import GPTJConfig
-
-    options = _GPTJ.options(config)
-    rotation = find_rotation(config)
-    assert rotation is not None
-    return GPTJConfig(**options, **_gpt_options(config), rotary_dim=2 * rotation.planes)
-
-
-def from_gptj(theirs: GPTJForCausalLM) -> LabModel:
-    """Return a ``GPTJForCausalLM`` as a :class:`LabModel`, on the same device and in the same dtype."""
-    config = theirs.config
-    if getattr(config, "model_type", None) != "gptj":
-        raise LoadError(f"a {type(theirs).__name__} is not a GPT-J: give a GPTJForCausalLM")
-    wide = 4 * config.n_embd
-    inner = wide if config.n_inner is None else config.n_inner
-    if inner != wide or config.activation_function != "gelu_new" or config.layer_norm_epsilon != 1e-5:
-        raise LoadError(
-            f"a GPT-J with n_inner={inner}, activation_function={config.activation_function} and layer_norm_epsilon="
-            f"{config.layer_norm_epsilon} is not a laboratory model: those have {wide}, gelu_new and 1e-05"
-        )
-    d = config.n_embd // config.n_head
-    if config.rotary_dim is None or not 0 < config.rotary_dim <= d:
-        raise LoadError(f"a GPT-J with rotary_dim={config.rotary_dim} for heads of {d} dimensions cannot be used")
-    whole = config.rotary_dim == d
-    ours = LabModel(
-        LabConfig(
-            vocabulary=config.vocab_size,
-            layers=config.n_layer,
-            heads=config.n_head,
-            width=config.n_embd,
-            encoding="rope" if whole else "partial",
-            rotary_share=None if whole else config.rotary_dim / d,
-            positions=config.n_positions,
-            dropout=float(config.resid_pdrop),
-        )
-    ).to(device=theirs.device, dtype=theirs.dtype)
-    source = theirs.state_dict()
-    names = _GPTJ.names(config.n_layer)
-    weights = {name: source[their_name] for name, their_name in names.items() if their_name in source}
-    for layer in range(config.n_layer):
-        weights[f"blocks.{layer}.qkv.weight"] = torch.cat([source[name] for name in _gptj_projections(layer)])
-    ours.load_state_dict(weights)
-    return ours
-
-
-def _gptj_projections(layer: int) -> list[str]:
-    return [f"{_GPTJ.prefix.format(layer)}.attn.{name}_proj.weight" for name in "qkv"]
-
-
-_TRANSPOSED = {
-    "qkv": "attn.c_attn",
-    "out": "attn.c_proj",
-    "mlp_in": "mlp.c_fc",
-    "mlp_out": "mlp.c_proj",
-}
-"""Modules whose matrices GPT-2 stores transposed."""
-_GPT2 = Family(
-    name="GPT-2",
-    encoding=("learned", "nope"),
-    block=("sequential",),
-    biases=("inner", "none"),
-    whole={
-        "embedding": "transformer.wte",
-        "positions": "transformer.wpe",
-        "norm": "transformer.ln_f",
-        "head": "lm_head",
-    },
-    layer={
-        "norm": "ln_1",
-        "mlp_norm": "ln_2",
-        **_TRANSPOSED,
-    },
-    prefix="transformer.h.{}",
-)
-
-
-def to_gpt2(model: LabModel) -> GPT2LMHeadModel:
-    """Return the model as a ``GPT2LMHeadModel`` in evaluation mode, on the same device and in the same dtype."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = model.config
-    theirs = GPT2Config(**_GPT2.options(config), **_gpt_options(config), activation_function="gelu")
-    weights = _GPT2.renamed(model)
-    for layer in range(config.layers):
-        for name in _TRANSPOSED.values():
-            key = f"{_GPT2.prefix.format(layer)}.{name}.weight"
-            weights[key] = weights[key].T
-    weights.setdefault("transformer.wpe.weight", torch.zeros(config.positions, config.width))
-    return fill(GPT2LMHeadModel(theirs), weights, model)
-
-
-_LLAMA = Family(
-    name="Llama",
-    encoding=("rope", "p-rope"),
-    block=("llama",),
-    biases=("inner", "none"),
-    whole={
-        "embedding": "model.embed_tokens",
-        "norm": "model.norm",
-        "head": "lm_head",
-    },
-    layer={
-        "norm": "input_layernorm",
-        "out": "self_attn.o_proj",
-        "mlp_norm": "post_attention_layernorm",
-        "mlp_in": "mlp.up_proj",
-        "mlp_gate": "mlp.gate_proj",
-        "mlp_out": "mlp.down_proj",
-    },
-    prefix="model.layers.{}",
-)
-
-
-def to_llama(model: LabModel) -> LlamaForCausalLM:
-    """Return the model as a ``LlamaForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = model.config
-    theirs = LlamaConfig(
-        **_LLAMA.options(config),
-        hidden_size=config.width,
-        intermediate_size=8 * config.width // 3,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        max_position_embeddings=config.positions,
-        rms_norm_eps=1e-6,
-        rope_parameters=rope_parameters(config),
-    )
-    weights = _LLAMA.renamed(model)
-    for layer in range(config.layers):
-        for name, part in zip("qkv", split_qkv(model, layer, config.head_width // 2), strict=True):
-            weights[f"{_LLAMA.prefix.format(layer)}.self_attn.{name}_proj.weight"] = part.flatten(0, 1)
-    return fill(LlamaForCausalLM(theirs), weights, model)
-
-
-_MPT = Family(
-    name="MPT",
-    encoding=("alibi",),
-    block=("sequential",),
-    biases=("none",),
-    whole={
-        "embedding": "transformer.wte",
-        "norm": "transformer.norm_f",
-        "head": "lm_head",
-    },
-    layer={
-        "norm": "norm_1",
-        "qkv": "attn.Wqkv",
-        "out": "attn.out_proj",
-        "mlp_norm": "norm_2",
-        "mlp_in": "ffn.up_proj",
-        "mlp_out": "ffn.down_proj",
-    },
-    prefix="transformer.blocks.{}",
-)
-
-
-def to_mpt(model: LabModel) -> MptForCausalLM:
-    """Return the model as a ``MptForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
-    from transformers import MptConfig, MptForCausalLM
-
-    config = model.config
-    theirs = MptConfig(
-        **_MPT.options(config),
-        d_model=config.width,
-        n_layers=config.layers,
-        n_heads=config.heads,
-        max_seq_len=config.positions,
-        resid_pdrop=config.dropout,
-        emb_pdrop=config.dropout,
-        layer_norm_epsilon=1e-5,
-    )
-    return fill(MptForCausalLM(theirs), _MPT.renamed(model), model)
-
-
-_NEOX = Family(
-    name="GPT-NeoX",
-    encoding=("rope", "p-rope", "partial"),
-    block=("parallel", "sequential"),
-    biases=("inner", "none"),
-    whole={
-        "embedding": "gpt_neox.embed_in",
-        "norm": "gpt_neox.final_layer_norm",
-    },
-    layer={
-        "norm": "input_layernorm",
-        "out": "attention.dense",
-        "mlp_norm": "post_attention_layernorm",
-        "mlp_in": "mlp.dense_h_to_4h",
-        "mlp_out": "mlp.dense_4h_to_h",
-    },
-    prefix="gpt_neox.layers.{}",
-)
-
-
-def to_neox(model: LabModel) -> GPTNeoXForCausalLM:
-    """Return the model as a ``GPTNeoXForCausalLM`` in evaluation mode, on the same device and in the same dtype."""
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    config = model.config
+def _neox_options(config: LabConfig) -> dict[str, Any]:
     parallel = config.block == "parallel"
-    options = _NEOX.options(config)
-    rotation = find_rotation(config)
-    assert rotation is not None
-    theirs = GPTNeoXConfig(
-        **options,
-        hidden_size=config.width,
-        intermediate_size=4 * config.width,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        max_position_embeddings=config.positions,
-        hidden_act="gelu_new" if parallel else "gelu",
-        layer_norm_eps=1e-5,
-        use_parallel_residual=parallel,
-        attention_bias=False,
-        rope_parameters=rope_parameters(config),
-    )
-    empty = GPTNeoXForCausalLM(theirs)
-    head = "lm_head" if hasattr(empty, "lm_head") else "embed_out"  # depends on the version of transformers
-    weights = {**_NEOX.renamed(model), f"{head}.weight": model.state_dict()["head.weight"]}
-    for layer in range(config.layers):
-        prefix = _NEOX.prefix.format(layer)
-        parts = split_qkv(model, layer, rotation.planes)
-        # GPT-NeoX stores queries, keys and values head by head.
-        weights[f"{prefix}.attention.query_key_value.weight"] = torch.stack(parts, 1).flatten(0, 2)
-        if parallel:  # GPT-NeoX has two norms of the same input
-            for kind in ("weight", "bias"):
-                if (own := weights.get(f"{prefix}.input_layernorm.{kind}")) is not None:
-                    weights[f"{prefix}.post_attention_layernorm.{kind}"] = own
-    return fill(empty, weights, model)
+    return {
+        **_rope_options(config),
+        "intermediate_size": 4 * config.width,
+        "hidden_act": "gelu_new" if parallel else "gelu",
+        "layer_norm_eps": 1e-5,
+        "use_parallel_residual": parallel,
+        "attention_bias": False,
+    }
 
 
-_BY_ENCODING = {
-    **dict.fromkeys(("rope", "p-rope", "partial"), to_neox),
-    "alibi": to_mpt,
-    **dict.fromkeys(("learned", "nope"), to_gpt2),
+def _mpt_options(config: LabConfig) -> dict[str, Any]:
+    return {
+        "d_model": config.width,
+        "n_layers": config.layers,
+        "n_heads": config.heads,
+        "max_seq_len": config.positions,
+        "resid_pdrop": config.dropout,
+        "emb_pdrop": config.dropout,
+        "layer_norm_epsilon": 1e-5,
+    }
+
+
+FAMILIES: Mapping[FamilyName, Family] = {
+    "gptj": Family(
+        "GPT-J",
+        "GPTJForCausalLM",
+        {"encoding": ("rope", "partial"), "block": ("parallel",), "biases": ("all",), "base": (10_000.0,)},
+        _gptj_options,
+        ("transformer", "transformer.h"),
+    ),
+    "gpt2": Family(
+        "GPT-2",
+        "GPT2LMHeadModel",
+        {"encoding": ("learned", "nope"), "block": ("sequential",), "biases": ("inner", "none")},
+        _gpt2_options,
+        ("transformer", "transformer.h"),
+        transposed=True,
+    ),
+    "llama": Family(
+        "Llama",
+        "LlamaForCausalLM",
+        {"encoding": ("rope", "p-rope"), "block": ("llama",), "biases": ("inner", "none")},
+        _llama_options,
+        ("model", "model.layers"),
+        halves=True,
+    ),
+    "mpt": Family(
+        "MPT",
+        "MptForCausalLM",
+        {"encoding": ("alibi",), "block": ("sequential",), "biases": ("none",)},
+        _mpt_options,
+        ("transformer", "transformer.blocks"),
+    ),
+    "gpt_neox": Family(
+        "GPT-NeoX",
+        "GPTNeoXForCausalLM",
+        {"encoding": ("rope", "p-rope", "partial"), "block": ("parallel", "sequential"), "biases": ("inner", "none")},
+        _neox_options,
+        ("gpt_neox", "gpt_neox.layers"),
+        halves=True,
+        by_head=True,
+    ),
 }
+"""The architectures by their model type in transformers."""
+
+_MODULES: Mapping[str, tuple[str, ...]] = {
+    "embedding": ("wte", "wte", "embed_tokens", "wte", "embed_in"),
+    "positions": ("", "wpe", "", "", ""),
+    "norm": ("ln_f", "ln_f", "norm", "norm_f", "final_layer_norm"),
+    "blocks.norm": ("ln_1", "ln_1", "input_layernorm", "norm_1", "input_layernorm"),
+    "blocks.qkv": ("attn.{}_proj", "attn.c_attn", "self_attn.{}_proj", "attn.Wqkv", "attention.query_key_value"),
+    "blocks.out": ("attn.out_proj", "attn.c_proj", "self_attn.o_proj", "attn.out_proj", "attention.dense"),
+    "blocks.mlp_norm": ("", "ln_2", "post_attention_layernorm", "norm_2", "post_attention_layernorm"),
+    "blocks.mlp_in": ("mlp.fc_in", "mlp.c_fc", "mlp.up_proj", "ffn.up_proj", "mlp.dense_h_to_4h"),
+    "blocks.mlp_gate": ("", "", "mlp.gate_proj", "", ""),
+    "blocks.mlp_out": ("mlp.fc_out", "mlp.c_proj", "mlp.down_proj", "ffn.down_proj", "mlp.dense_4h_to_h"),
+}
+"""Names of modules in each of :data:`FAMILIES` by those in :class:`LabModel`, without a layer's index.
+
+``{}`` stands for q, k and v where these have one matrix each.
+"""
+
+
+def find_family(config: LabConfig) -> FamilyName:
+    """Return the architecture that has a model's block, biases and encoding."""
+    if config.block == "llama":
+        return "llama"
+    if config.biases == "all":
+        return "gptj"
+    for name in ("gpt_neox", "mpt", "gpt2"):
+        if config.encoding in FAMILIES[name].supported["encoding"]:
+            return name
+    raise ConfigError(f"no Hugging Face architecture has encoding={config.encoding!r}: choose another encoding")
+
+
+def to_hugging_face(model: LabModel, family: FamilyName | None = None) -> PreTrainedModel:
+    """Return the model as one of transformers in evaluation mode, on the same device and in the same dtype.
+
+    Args:
+        model: The model.
+        family: The architecture; by default the one that has the model's block, biases and encoding.
+    """
+    import transformers
+
+    architecture = FAMILIES[family or find_family(model.config)]
+    architecture.check(model.config)
+    kind: Any = getattr(transformers, architecture.model)
+    config = kind.config_class(
+        vocab_size=model.config.vocabulary,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+        **architecture.options(model.config),
+    )
+    theirs: PreTrainedModel = kind(config).to(device=model.embedding.device, dtype=model.embedding.dtype).eval()
+    weights = architecture.weights(model)
+    if "embed_out.weight" in theirs.state_dict():  # GPT-NeoX in earlier versions of transformers
+        weights["embed_out.weight"] = weights.pop("lm_head.weight")
+    for name, value in theirs.state_dict().items():
+        # Parallel blocks of GPT-NeoX have two norms of the same input.
+        same = name.replace("post_attention_layernorm", "input_layernorm")
+        if name not in weights and same in weights:
+            weights[name] = weights[same]
+        elif name not in weights and name.endswith((".bias", ".wpe.weight")):
+            weights[name] = torch.zeros_like(value)
+    theirs.load_state_dict(weights)
+    return theirs
 
 
 def save_hugging_face(model: LabModel, folder: Path) -> None:
@@ -424,14 +279,7 @@ def save_hugging_face(model: LabModel, folder: Path) -> None:
     config = model.config
     if config.vocabulary != VOCABULARY:
         raise ConfigError(f"a vocabulary of {config.vocabulary} is not that of bytes: only models of text can be saved")
-    export: Any = _BY_ENCODING.get(config.encoding)
-    if config.block == "llama":
-        export = to_llama
-    elif config.biases == "all":
-        export = to_gptj
-    if export is None:
-        raise ConfigError(f"no Hugging Face architecture has encoding={config.encoding!r}: choose another encoding")
-    theirs = export(model)
+    theirs = to_hugging_face(model)
     make_folder(folder.parent)
     with atomic_folder(folder) as temporary, quiet():
         theirs.save_pretrained(temporary)
@@ -446,14 +294,10 @@ def byte_tokenizer(positions: int) -> Any:
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    tokenizer = Tokenizer(models.BPE(vocab={_letter(byte): byte for byte in range(VOCABULARY)}, merges=[]))
+    vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=positions)
-
-
-def _letter(byte: int) -> str:
-    """Return the character of a byte in byte-level vocabularies: its own if printable, another one if not."""
-    unseen = [b for b in range(VOCABULARY) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]
-    return chr(VOCABULARY + unseen.index(byte)) if byte in unseen else chr(byte)

@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from wherewhat.errors import ConfigError
-from wherewhat.options import option
+from wherewhat.options import check_integer, option
 from wherewhat.progress import Progress
-from wherewhat_lab.config import LabConfig, Training, at_least
+from wherewhat_lab.config import Arithmetic, LabConfig, Training
 from wherewhat_lab.model import LabModel
 from wherewhat_lab.steps import batch_order, derived_seed
 from wherewhat_lab.training import Record, digest, find_device, identify, run_training
@@ -26,6 +26,8 @@ VOCABULARY = 256
 @dataclass(frozen=True)
 class LanguageConfig(Training):
     """Options of training on text."""
+
+    cosine: ClassVar[bool] = True
 
     steps: int = option(5000, "training steps")
     batch: int = option(128, "sequences of a step")
@@ -44,29 +46,14 @@ class LanguageConfig(Training):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        at_least("context", self.context, 1)
+        check_integer("context", self.context, least=1)
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise ConfigError(f"clip is {self.clip}: give a positive number, or none")
 
     @property
-    def cosine(self) -> bool:
-        """Whether the learning rate falls along a cosine instead of linearly."""
-        return True
-
-    @property
-    def half(self) -> bool:
-        """Whether products are bfloat16; weights and sums are float32."""
-        return self.precision == "bfloat16"
-
-    @property
-    def fused(self) -> bool:
-        """Whether small GPU kernels are fused by ``torch.compile``."""
-        return self.compile
-
-    @property
-    def clip_norm(self) -> float | None:
-        """Largest norm of the gradient; None for no clipping."""
-        return self.clip
+    def arithmetic(self) -> Arithmetic:
+        """How the steps compute."""
+        return Arithmetic(half=self.precision == "bfloat16", fused=self.compile, clip_norm=self.clip)
 
 
 def batch_starts(config: LanguageConfig, length: int) -> Tensor:

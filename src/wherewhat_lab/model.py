@@ -18,7 +18,7 @@ from wherewhat_lab.encodings import ENCODINGS, PositionTables, find_rotation, ma
 from wherewhat_lab.kernels import is_half, look_up
 
 Edit = Callable[[int, Tensor], Tensor | None]
-"""Function of a layer's index and a tensor that returns a replacement of the tensor, or None."""
+"""Function of a layer's index and the stream that enters it, which returns a replacement of the stream, or None."""
 
 EditAttention = Callable[[LayerAttention], Tensor | None]
 """Function of a layer's attention that returns a replacement of its output ``(batch, n, heads, d)``, or None."""
@@ -72,7 +72,6 @@ class LabModel(nn.Module):
         *,
         all_tokens: bool = False,
         masks: Masks | None = None,
-        edit: Edit | None = None,
         edit_stream: Edit | None = None,
         positions: Tensor | None = None,
         edit_attention: EditAttention | None = None,
@@ -83,29 +82,24 @@ class LabModel(nn.Module):
             tokens: Token ids, ``(batch, n)``.
             all_tokens: Return logits of all tokens.
             masks: Dropout factors, for training on the last token; None for no dropout.
-            edit: Function of a layer's index and its attention outputs before the output projection,
-                ``(batch, n, heads, d)``, that may return a replacement.
-            edit_stream: The same for the residual stream ``(batch, n, width)`` that enters a layer; after the last
-                layer it is called once more, with the number of layers.
+            edit_stream: Function of a layer's index and the residual stream ``(batch, n, width)`` that enters it, which
+                may return a replacement; after the last layer it is called once more, with the number of layers.
             positions: Positions of the tokens, ``(n,)``; 0, 1, 2 and so on by default. The causal mask follows the
                 order of the tokens, not their positions.
-            edit_attention: Function of every layer's attention that may return a replacement of its output; called
-                before ``edit``.
+            edit_attention: Function of every layer's attention that may return a replacement of its output.
         """
         x = self.embed(tokens, positions)
         if masks is not None:
             x = x * masks.embedding
         tables = self.position_tables(tokens.shape[1], positions)
-        whole = all_tokens or not (edit is None and edit_stream is None and edit_attention is None)
+        whole = all_tokens or not (edit_stream is None and edit_attention is None)
         for index, block in enumerate(self.blocks):
             if edit_stream is not None:
                 x = _edited(x, edit_stream, index)
             # Nothing reads the other tokens of the last layer; edits get them nevertheless.
             last = index == len(self.blocks) - 1 and not whole
-            within = None
-            if edit is not None or edit_attention is not None:
-                within = partial(self._edit_output, index, tables[index], edit, edit_attention)
-            x = block(x, tables[index], masks=None if masks is None else masks.layers[index], last=last, edit=within)
+            edit = None if edit_attention is None else partial(self._edit_output, edit_attention, index, tables[index])
+            x = block(x, tables[index], masks=None if masks is None else masks.layers[index], last=last, edit=edit)
         if edit_stream is not None:
             x = _edited(x, edit_stream, len(self.blocks))
         if not all_tokens:
@@ -114,24 +108,11 @@ class LabModel(nn.Module):
         return logits
 
     def _edit_output(
-        self,
-        index: int,
-        tables: PositionTables,
-        edit: Edit | None,
-        edit_attention: EditAttention | None,
-        heads: Heads,
-        output: Tensor,
-    ) -> Tensor:
-        """Return the output of one layer's attention after ``edit_attention`` and then ``edit``."""
-        if edit_attention is not None:
-            replaced = edit_attention(self._describe(index, tables, heads, output))
-            output = output if replaced is None else replaced
-        return output if edit is None else _edited(output, edit, index)
-
-    def _describe(self, index: int, tables: PositionTables, heads: Heads, output: Tensor) -> LayerAttention:
+        self, edit: EditAttention, index: int, tables: PositionTables, heads: Heads, output: Tensor
+    ) -> Tensor | None:
         block = self.blocks[index]
         assert isinstance(block, Block)
-        return LayerAttention(
+        attention = LayerAttention(
             layer=index,
             name=f"blocks.{index}",
             rot_q=heads[0],
@@ -143,6 +124,7 @@ class LabModel(nn.Module):
             rotation=self.rotation,
             positions=tables.positions,
         )
+        return edit(attention)
 
     @torch.no_grad()
     def attention(self, tokens: Tensor) -> list[LayerAttention]:

@@ -122,8 +122,8 @@ class Steps(ABC):
 
     def _clip_gradients(self) -> None:
         """Clip the norm of all gradients together, if the training has a limit."""
-        if self._config.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._config.clip_norm)
+        if self._config.arithmetic.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._config.arithmetic.clip_norm)
 
 
 class CpuSteps(Steps):
@@ -163,7 +163,7 @@ class CpuSteps(Steps):
     def run(self, step: int) -> None:
         """Run one step."""
         parts = range(len(self._order))
-        with products(self._config.products):
+        with products(self._config.arithmetic.products):
             found = list(self._pool.map(lambda part: self._gradients(step, part), parts))
         self.losses[step] = sum(loss for loss, _ in found)
         list(self._pool.map(lambda part: self._sum(part, [grads for _, grads in found]), parts))
@@ -264,7 +264,7 @@ class GpuSteps(Steps):
         self._rate.copy_(self._rates.index_select(0, self._counter)[0])
         masks = None if self._drawer is None else self._drawer.draw(self._generator)
         answers = None if self._answers is None else self._answers.index_select(0, rows)
-        with products(self._config.products), fused(self._model, self._config.fused):
+        with products(self._config.arithmetic.products), fused(self._model, self._config.arithmetic.fused):
             loss = summed_loss(self._model, self._tokens.index_select(0, rows), answers, self._config, masks)
             loss = loss / self._config.batch
             self._optimizer.zero_grad(set_to_none=True)
@@ -323,7 +323,7 @@ def summed_loss(
         config: Options of the training.
         masks: Dropout factors; None for no dropout.
     """
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=config.half, cache_enabled=False):
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=config.arithmetic.half, cache_enabled=False):
         if answers is not None:
             return functional.cross_entropy(model(tokens, masks=masks), answers, reduction="sum")
         tokens = tokens.long()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wherewhat.files import JSON, make_folder, remove, write_file
+from wherewhat.progress import Progress
 from wherewhat.runs.directory import Provenance, RunDirectory
 from wherewhat.runs.records import RECORDS, RECORDS_FILE, Recorder, StudyRun, TensorTable, save_table, synchronize
 from wherewhat_lab.model import LabModel
@@ -18,6 +19,35 @@ from wherewhat_lab.training import MODEL_FILE, STATE_FILE, Record
 
 if TYPE_CHECKING:
     from wherewhat.cli.tables import Table
+
+
+def complete_once(
+    run: RunDirectory,
+    complete: Callable[[], None],
+    *,
+    progress: Progress,
+    keep: str = "",
+    temporary: Sequence[str] = (),
+) -> None:
+    """Complete a run that is not finished, or lacks a file to keep, while other processes that need it wait.
+
+    Args:
+        run: The run directory.
+        complete: Function that does what is missing.
+        progress: Progress callback.
+        keep: A file that has to be there.
+        temporary: Names of files and folders to remove at the end, besides the unfinished records.
+    """
+
+    def is_missing() -> bool:
+        return not run.is_complete or not (run.path / keep).exists()
+
+    if is_missing():
+        with run.lock(on_wait=progress.say):
+            if is_missing():  # no other process finished it meanwhile
+                complete()
+            for name in (RECORDS_FILE, *temporary):
+                remove(run.path / name)
 
 
 def complete_run(

@@ -1,16 +1,17 @@
-"""Adapter that lets every measurement of language models run on a laboratory model."""
+"""Adapters that let measurements of language models run on a laboratory model, and on all of its layers at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from wherewhat.caches.plan import Plan
-from wherewhat.captures.attention import LayerAttention
+from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import Blocks
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat_lab.model import LabModel
@@ -145,3 +146,42 @@ class _LabBlocks(Blocks):
             stream=lambda index, _: hidden if index == layer else None,
         )
         return found[layer]
+
+
+def fold(layers: Sequence[LayerAttention], rows: slice = slice(None)) -> LayerAttention:
+    """Return layers of a laboratory model as one layer with a batch of 1 and ``layers · texts · heads`` heads.
+
+    All layers have the same rotation, scale and causal mask; a bias depends on the head, not on the text. Since
+    :class:`LayerAttention` does not mix heads, each keeps its logits, weights and output.
+    """
+    first = layers[0]
+    count = first.rot_q[rows].shape[0]
+
+    def joined(name: str, at: int) -> Tensor:
+        parts = [getattr(layer, name)[rows] for layer in layers]
+        return torch.stack(parts).movedim(at + 1, 2).flatten(0, 2)[None]
+
+    added = tuple(
+        torch.stack([layer.mask.added[index] for layer in layers])[:, None]
+        .expand(-1, count, -1, -1, -1)
+        .reshape(1, -1, *first.mask.added[index].shape[-2:])
+        for index in range(len(first.mask.added))
+    )
+    return replace(
+        first,
+        rot_q=joined("rot_q", 1),
+        rot_k=joined("rot_k", 1),
+        value=joined("value", 1),
+        output=joined("output", 2).movedim(1, 2),
+        mask=Mask(causal=first.mask.causal, added=added, device=first.mask.device),
+    )
+
+
+def unfold(output: Tensor, texts: int) -> Tensor:
+    """Return the output ``(1, n, texts · heads, d)`` of one folded layer as ``(texts, n, heads, d)``."""
+    return torch.unflatten(output[0], 1, (texts, -1)).movedim(1, 0)
+
+
+def by_head(values: Tensor, layers: int, texts: int) -> Tensor:
+    """Return values ``(layers · texts · heads, …)`` of folded layers as ``(layers, texts, heads, …)``."""
+    return torch.unflatten(values, 0, (layers, texts, -1))

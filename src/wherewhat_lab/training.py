@@ -107,7 +107,8 @@ def run_training(
     if state is not None:
         model.load_state_dict(dict(state.weights))
     model.to(device)
-    threads = _count_threads(config, state)
+    # A resumed training keeps the number of parts of a batch, which affects rounding.
+    threads = min(config.threads or torch.get_num_threads(), config.batch) if state is None else state.threads
     steps: Steps
     if device.type == "cuda":
         steps = GpuSteps(model, tokens, answers, config, state=state, order=order)
@@ -122,7 +123,7 @@ def run_training(
     first = logged = 0 if state is None else state.step
     rates = learning_rates(config).tolist()
     curves = _event_writer(directory, first)
-    dtypes = (torch.bfloat16,) if config.half else ()
+    dtypes = (torch.bfloat16,) if config.arithmetic.half else ()
     with closing(steps), closing(curves) if curves else nullcontext(), new_process_settings(dtypes):
         if state is None:
             call_record(0)
@@ -170,14 +171,6 @@ def _event_writer(directory: Path | None, first: int) -> Any:
         return None
     # Earlier events of later steps are hidden.
     return SummaryWriter(str(directory / "tensorboard"), purge_step=first + 1)
-
-
-def _count_threads(config: Training, state: TrainState | None) -> int:
-    """Return the number of parts of a batch; a resumed training keeps it, since it affects rounding."""
-    if state is not None:
-        return state.threads
-    wanted = torch.get_num_threads() if config.threads is None else config.threads
-    return min(wanted, config.batch)
 
 
 def _check_same(there: Mapping[str, Any], here: Mapping[str, Any], directory: Path) -> None:

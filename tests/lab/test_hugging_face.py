@@ -12,7 +12,7 @@ from helpers.lab import draw, spread
 from helpers.tolerance import rounding, worst
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat_lab.config import LabConfig
-from wherewhat_lab.hugging_face import save_hugging_face, to_gpt2, to_llama, to_mpt, to_neox
+from wherewhat_lab.hugging_face import save_hugging_face, to_hugging_face
 from wherewhat_lab.model import LabModel
 
 SMALL = LabConfig(vocabulary=40, layers=2, heads=3, width=48, biases="inner", positions=64, dropout=0.0)
@@ -24,8 +24,8 @@ ALIBI = replace(BARE, encoding="alibi")
 NOPE = replace(SEQUENTIAL, encoding="nope")
 
 CASES = {
-    to_llama: [LLAMA, replace(LLAMA, encoding="p-rope", heads=2), replace(LLAMA, base=500.0)],
-    to_neox: [
+    "llama": [LLAMA, replace(LLAMA, encoding="p-rope", heads=2), replace(LLAMA, base=500.0)],
+    "gpt_neox": [
         SMALL,
         SEQUENTIAL,
         BARE,
@@ -33,39 +33,40 @@ CASES = {
         replace(SMALL, encoding="partial", rotary_share=0.5),
         replace(SEQUENTIAL, encoding="p-rope"),
     ],
-    to_mpt: [ALIBI, replace(ALIBI, heads=4), replace(ALIBI, heads=6)],
-    to_gpt2: [replace(SEQUENTIAL, encoding="learned"), NOPE, replace(BARE, encoding="nope")],
+    "mpt": [ALIBI, replace(ALIBI, heads=4), replace(ALIBI, heads=6)],
+    "gpt2": [replace(SEQUENTIAL, encoding="learned"), NOPE, replace(BARE, encoding="nope")],
 }
-LIMITS = {to_llama: rounding(256), to_mpt: rounding(256), to_neox: 1e-12, to_gpt2: 1e-12}
+LIMITS = {"llama": rounding(256), "mpt": rounding(256), "gpt_neox": 1e-12, "gpt2": 1e-12}
 """All is float64, but Llama's norms and MPT's softmax, whose float32 two layers amplify."""
 
 
-@pytest.mark.parametrize("export", CASES, ids=lambda export: export.__name__)
+@pytest.mark.parametrize("family", CASES)
 @torch.no_grad()
-def test_same_logits(export):
-    for config in CASES[export]:
+def test_same_logits(family):
+    for config in CASES[family]:
         model = spread(LabModel(config))
-        theirs = export(model)
+        theirs = to_hugging_face(model)
+        assert theirs.config.model_type == family
         assert not theirs.training
         tokens = draw(n=64)
         expected = theirs.double()(tokens).logits
         assert expected.shape == (4, 64, 40)
-        assert worst(model.double()(tokens, all_tokens=True), expected) < LIMITS[export], config
+        assert worst(model.double()(tokens, all_tokens=True), expected) < LIMITS[family], config
 
 
 def test_what_a_family_has_not_is_refused(subtests):
-    for export, options in (
-        (to_llama, {"block": "sequential"}),
-        (to_llama, {"encoding": "alibi", "block": "llama"}),
-        (to_neox, {"biases": "all"}),
-        (to_neox, {"encoding": "pope"}),
-        (to_mpt, {"encoding": "alibi", "block": "sequential"}),
-        (to_gpt2, {"encoding": "rope", "block": "sequential"}),
-        (to_gpt2, {"encoding": "nope", "block": "sequential", "scale": 1.0}),
+    for family, options in (
+        ("llama", {"block": "sequential"}),
+        ("llama", {"encoding": "alibi", "block": "llama"}),
+        ("gpt_neox", {"biases": "all"}),
+        ("gpt_neox", {"encoding": "pope"}),
+        ("mpt", {"encoding": "alibi", "block": "sequential"}),
+        ("gpt2", {"encoding": "rope", "block": "sequential"}),
+        ("gpt2", {"encoding": "nope", "block": "sequential", "scale": 1.0}),
     ):
-        with subtests.test(export=export.__name__, options=options):
+        with subtests.test(family=family, options=options):
             with pytest.raises(ConfigError, match="Hugging Face's") as error:
-                export(LabModel(replace(SMALL, **options)))
+                to_hugging_face(LabModel(replace(SMALL, **options)), family)
             assert "\n" not in str(error.value)
 
 

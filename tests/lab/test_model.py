@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.lab import draw, same, spread
+from helpers.lab import draw, spread
 from helpers.tolerance import rounding, worst
-from wherewhat.errors import ConfigError, LoadError
+from wherewhat.errors import ConfigError
 from wherewhat.measures.axes.fit import fit_layer
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.options import build_config
 from wherewhat_lab.block import MaskDrawer
 from wherewhat_lab.config import LabConfig
 from wherewhat_lab.encodings import ENCODINGS, allowed_planes
-from wherewhat_lab.hugging_face import from_gptj, to_gptj
+from wherewhat_lab.hugging_face import to_hugging_face
 from wherewhat_lab.model import LabModel
 
 SMALL = LabConfig(vocabulary=40, layers=3, heads=2, width=32)
@@ -30,15 +30,11 @@ EXACT = {"atol": 1e-9, "rtol": 0}
     ids=("rope", "half", "partial"),
 )
 @torch.no_grad()
-def test_equals_gptj_and_back(config):
+def test_equals_gptj(config):
     model = spread(LabModel(config))
-    theirs = to_gptj(model)
+    theirs = to_hugging_face(model)
+    assert theirs.config.model_type == "gptj"
     tokens = draw(vocabulary=config.vocabulary)
-    again = from_gptj(theirs)
-    assert again.config == config if config.rotary_share else again.config.layers == config.layers
-    assert same(model, again)
-    assert torch.equal(model(tokens), again(tokens))
-    assert same(theirs, to_gptj(again))
     # In float64, but GPT-J's attention, in float32: twice 3 layers of at most 128 terms.
     model, expected = model.double(), theirs.double()(tokens).logits
     assert worst(model(tokens, all_tokens=True), expected) < rounding(2 * 3 * 128)
@@ -46,14 +42,11 @@ def test_equals_gptj_and_back(config):
 
 
 def test_gptj_starts_alike():
-    from transformers import GPTJForCausalLM
-
-    from wherewhat_lab.hugging_face import gptj_config
-
+    ours = to_hugging_face(LabModel(LabConfig()))
     torch.manual_seed(0)
-    ours, theirs = LabModel(LabConfig()), GPTJForCausalLM(gptj_config(LabConfig()))
+    theirs = type(ours)(ours.config)
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
-    for name, weight in from_gptj(theirs).state_dict().items():
+    for name, weight in theirs.state_dict().items():
         if weight.ndim == 2:
             assert float(ours.state_dict()[name].std()) == pytest.approx(float(weight.std()), rel=0.05)
         else:
@@ -61,13 +54,9 @@ def test_gptj_starts_alike():
 
 
 def test_what_gptj_has_not_is_refused():
-    from helpers.capture import tiny
-
     for options in ({"encoding": "alibi"}, {"base": 500.0}, {"frequencies": ("0.0:0",)}, {"norm": False}):
         with pytest.raises(ConfigError, match=next(iter(options))):
-            to_gptj(LabModel(replace(SMALL, **options)))
-    with pytest.raises(LoadError, match="GPT-J"):
-        from_gptj(tiny("gpt2"))
+            to_hugging_face(LabModel(replace(SMALL, **options)))
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -77,7 +66,7 @@ def test_attention_is_what_the_model_used(encoding):
         model = spread(LabModel(replace(SMALL, encoding=encoding, heads=heads, frequencies=("1.0:0-3",)))).double()
         tokens = draw()
         outputs = {}
-        whole = model(tokens, edit=lambda layer, output, to=outputs: to.update({layer: output}))
+        whole = model(tokens, edit_attention=lambda layer, to=outputs: to.update({layer.layer: layer.output}))
         torch.testing.assert_close(whole, model(tokens), **EXACT)
         for layer in model.attention(tokens):
             attended = torch.matmul(layer.pattern(), layer.value).transpose(1, 2)
@@ -106,12 +95,10 @@ def test_looking_and_the_future_change_nothing(encoding):
         tokens, all_tokens=True, edit_attention=lambda layer: (layer.pattern() @ layer.value).transpose(1, 2)
     )
     torch.testing.assert_close(rebuilt, before, **EXACT)
-    edited = []
-    gone = model(
-        tokens, edit_attention=lambda layer: 0 * layer.output, edit=lambda index, output: edited.append(output)
-    )
-    assert not any(output.any() for output in edited)
-    torch.testing.assert_close(gone, model(tokens, edit=lambda index, output: 0 * output), **EXACT)
+    gone = model(tokens, edit_attention=lambda layer: 0 * layer.output)
+    for block in model.blocks:
+        block.out.weight.zero_()
+    torch.testing.assert_close(gone, model(tokens), **EXACT)
 
 
 @torch.no_grad()
@@ -161,8 +148,9 @@ def test_edits_take_effect():
     model = spread(LabModel(SMALL)).double()
     tokens = draw()
     before = model(tokens)
-    torch.testing.assert_close(model(tokens, edit=lambda layer, output: output), before, **EXACT)
-    assert not torch.allclose(model(tokens, edit=lambda i, x: 0 * x if i == 1 else None), before, atol=1e-2)
+    torch.testing.assert_close(model(tokens, edit_attention=lambda layer: layer.output), before, **EXACT)
+    without = model(tokens, edit_attention=lambda layer: 0 * layer.output if layer.layer == 1 else None)
+    assert not torch.allclose(without, before, atol=1e-2)
     streams = {}
     model(tokens, edit_stream=lambda layer, x: streams.update({layer: x.clone()}))
     assert sorted(streams) == [0, 1, 2, 3]
@@ -250,7 +238,11 @@ def test_blocks_see_what_they_should(block):
 
     def after(factor):
         streams = {}
-        model(tokens, edit=lambda _, x: factor * x, edit_stream=lambda index, x: streams.update({index: x}))
+        model(
+            tokens,
+            edit_attention=lambda layer: factor * layer.output,
+            edit_stream=lambda index, x: streams.update({index: x}),
+        )
         return streams[1]
 
     bend = float((after(2) - 2 * after(1) + after(0)).abs().max())

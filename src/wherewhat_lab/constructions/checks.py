@@ -21,6 +21,8 @@ _ENTRIES = LONGEST**2
 """Largest number of attention weights of a batch: 128 MiB in float64."""
 
 _SHOWN = 5
+_MOST = 2_000_000
+"""Largest number of sequences that are all checked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +44,7 @@ class Check:
     examples: tuple[tuple[int, ...], ...]
 
 
-def check_exhaustively(model: LabModel, task: SequenceTask, *, limit: int = 2_000_000) -> Check:
+def check_exhaustively(model: LabModel, task: SequenceTask) -> Check:
     """Check a model on every sequence of the task's length that the task's solver leads to an answer.
 
     These include sequences that the task does not draw: any tokens in any order, if the query leads to one answer
@@ -51,14 +53,12 @@ def check_exhaustively(model: LabModel, task: SequenceTask, *, limit: int = 2_00
     Args:
         model: The model.
         task: A task with a small vocabulary and short windows.
-        limit: Largest number of sequences.
     """
     queries = task.vocabulary - task.answers
     count = queries * task.vocabulary ** (task.length - 1)
-    if count > limit:
+    if count > _MOST:
         raise ConfigError(
-            f"{count} sequences of {task.length} of {task.vocabulary} tokens are more than {limit}: give a smaller "
-            "task, or a larger limit"
+            f"{count} sequences of {task.length} of {task.vocabulary} tokens are more than {_MOST}: give a smaller task"
         )
     return _check(model, (part for batch in _solved(task, count) for part in _parts(*batch)))
 
@@ -69,7 +69,6 @@ def check_randomly(
     *,
     count: int = 100_000,
     longest: int | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> Check:
     """Check a model on random inputs, in equal shares of up to nine lengths from the task's to ``longest``.
@@ -79,7 +78,6 @@ def check_randomly(
         task: The task.
         count: Number of inputs.
         longest: Largest number of tokens, n0; that of the task by default.
-        seed: Seed of the inputs.
         progress: Progress callback.
     """
     longest = task.length if longest is None else longest
@@ -88,7 +86,7 @@ def check_randomly(
     steps = min(8, longest - task.length)
     extras = [round(i * (longest - task.length) / max(steps, 1)) for i in range(steps + 1)]
     shares = [(i + 1) * count // len(extras) - i * count // len(extras) for i in range(len(extras))]
-    generator = seeded(seed)
+    generator = seeded(0)
 
     def drawn() -> Iterator[tuple[Tensor, Tensor]]:
         for extra, share in zip(extras, shares, strict=True):

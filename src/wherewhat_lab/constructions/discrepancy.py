@@ -106,46 +106,38 @@ def count_letters(omega: float) -> int:
     return letters
 
 
-@dataclass(frozen=True, eq=False)
-class Discrepancy:
-    """Difference of the last query's largest and second largest logit.
-
-    Attributes:
-        values: Per head and input, ``(heads, inputs)`` float64.
-        margins: The correct key's logit minus the largest other, ``(heads, inputs)`` float64: below 0 where another key
-            has the largest. None if no correct keys were given.
-    """
-
-    values: Tensor
-    margins: Tensor | None = None
-
-
-def measured_discrepancy(attention: LayerAttention, *, right: Tensor | None = None) -> Discrepancy:
-    """Return the discrepancy of the last query of every input, for every head, in logits with their scale.
+def measured_discrepancy(attention: LayerAttention, *, right: Tensor | None = None) -> Tensor:
+    """Return the last query's largest logit minus its second largest, per head and input, ``(heads, inputs)`` float64.
 
     Args:
         attention: One layer of a pass over inputs of one length.
-        right: Positions of the keys that should have the largest logits, ``(inputs,)``.
+        right: Positions of the keys that should have the largest logits, ``(inputs,)``. With them, the result is their
+            logits minus the largest others: below 0 where another key has the largest.
     """
     row = slice(attention.n - 1, attention.n)
     visible = attention.visible(row)
     scores = attention.attn_scores(row).double().masked_fill(~visible, -torch.inf)[:, :, 0]  # (inputs, heads, keys)
     if attention.m < 2 or int(visible.sum(-1).min()) < 2:
         raise MeasureError(f"the last of {attention.n} queries sees fewer than two keys: there is no second largest")
-    first, second = scores.topk(2, dim=-1).values.unbind(-1)
-    margins = None
-    if right is not None:
-        if right.shape != scores.shape[:1] or int(right.min()) < 0 or int(right.max()) >= attention.m:
-            raise MeasureError(
-                f"right keys {tuple(right.shape)} must be one position from 0 to {attention.m - 1} for each of "
-                f"{len(scores)} inputs"
-            )
-        index = right.to(scores.device)[:, None, None].expand(-1, scores.shape[1], 1)
-        at_right = scores.gather(-1, index)
-        if bool(at_right.isinf().any()):
-            raise MeasureError("a right key is hidden from the last query: give keys that it sees")
-        margins = (at_right - scores.scatter(-1, index, -torch.inf).amax(-1, keepdim=True))[..., 0].T.cpu()
-    return Discrepancy((first - second).T.cpu(), margins)
+    if right is None:
+        first, second = scores.topk(2, dim=-1).values.unbind(-1)
+        return (first - second).T.cpu()
+    index = _right_keys(right, attention, scores)
+    at_right = scores.gather(-1, index)
+    if bool(at_right.isinf().any()):
+        raise MeasureError("a right key is hidden from the last query: give keys that it sees")
+    return (at_right - scores.scatter(-1, index, -torch.inf).amax(-1, keepdim=True))[..., 0].T.cpu()
+
+
+def _right_keys(right: Tensor, attention: LayerAttention, scores: Tensor) -> Tensor:
+    """Check the positions of correct keys and return them as an index into scores, ``(inputs, heads, 1)``."""
+    inputs, heads, _ = scores.shape
+    if right.shape != (inputs,) or int(right.min()) < 0 or int(right.max()) >= attention.m:
+        raise MeasureError(
+            f"right keys {tuple(right.shape)} must be one position from 0 to {attention.m - 1} for each of {inputs} "
+            "inputs"
+        )
+    return right.to(scores.device)[:, None, None].expand(-1, heads, 1)
 
 
 def _one_minus_cos(x: Tensor) -> Tensor:
@@ -162,72 +154,11 @@ def _check(n: int, theta: float, *, zero: bool = False) -> None:
 _ENTRIES = 2**23
 
 
-def predicted_failure_length(
-    right: Tensor,
-    others: Tensor,
-    angles: Tensor,
-    *,
-    distance: int,
-    scale: float = 1.0,
-    longest: int = 5000,
-    share: float = 0.5,
-) -> int | None:
-    """Return the smallest number of tokens at which the correct key has at most ``share`` of the weight, or None.
-
-    Every distance but the correct key's has a key whose content is each of ``others`` equally often. An Index head has
-    one kind of content, that of the correct key itself; Retrieval has other letters.
-
-    Args:
-        right: Products of query and conjugate correct key per plane, before rotation, ``(planes,)`` complex.
-        others: The same for contents of other keys, ``(contents, planes)`` complex.
-        angles: Angle per position of each plane, ``(planes,)``.
-        distance: Distance of the correct key.
-        scale: Factor on the sum over planes.
-        longest: Largest number of tokens to consider.
-        share: Attention weight.
-    """
-    if right.ndim != 1 or others.shape != (len(others), *right.shape) or angles.shape != right.shape or not len(others):
-        raise ConfigError(
-            f"right {tuple(right.shape)}, others {tuple(others.shape)} and angles {tuple(angles.shape)} must be "
-            "(planes,), (contents, planes) and (planes,)"
-        )
-    limit = _limit(share, longest)
-    if not 0 <= distance < longest:
-        raise ConfigError(f"distance is {distance}: give a distance from 0 to {longest - 1}")
-    turns = _turns(angles.double(), torch.arange(longest, dtype=torch.float64))
-    at_right = scale * (right.to(turns) * turns[distance]).real.sum()
-    mass = (scale * (others.to(turns) @ turns.T).real - at_right).exp().mean(0)
-    mass[distance] = 0
-    over = (mass.cumsum(0) >= limit).nonzero()
-    # An input has at least as many tokens as reach the correct key.
-    return max(int(over[0]) + 1, distance + 1) if len(over) else None
-
-
-@dataclass(frozen=True, eq=False)
-class FailureLengths:
-    """Predicted lengths at which heads fail.
-
-    Attributes:
-        lengths: Number of tokens per head and input, ``(heads, inputs)`` float64; infinite where none was found.
-    """
-
-    lengths: Tensor
-
-    def surviving(self, n: int) -> Tensor:
-        """Return the share of inputs on which each head is predicted to work at ``n`` tokens, ``(heads,)``."""
-        return (self.lengths > n).double().mean(-1)
-
-
 @torch.no_grad()
 def head_failure_lengths(
-    attention: LayerAttention,
-    right: Tensor,
-    *,
-    like: slice = slice(None, -1),
-    longest: int = 5000,
-    share: float = 0.5,
-) -> FailureLengths:
-    """Predict for every head and input the length at which the last query's correct key has weight ``share`` or less.
+    attention: LayerAttention, right: Tensor, *, like: slice = slice(None, -1), longest: int = 5000
+) -> Tensor:
+    """Predict the length at which the last query's correct key has half of the attention weight or less.
 
     The input's own keys are used directly; each key that a longer input adds in front is represented by the mean over
     the keys at ``like`` except the correct one, moved to its distance.
@@ -238,25 +169,21 @@ def head_failure_lengths(
         like: Positions of the input whose keys represent those of added tokens; a few dozen give better predictions, so
             use inputs that already have some added tokens.
         longest: Largest number of tokens to consider.
-        share: Attention weight.
+
+    Returns:
+        Numbers of tokens, ``(heads, inputs)`` float64; infinite where ``longest`` is not enough.
     """
-    limit = _limit(share, longest)
     n, row = attention.n, slice(attention.n - 1, attention.n)
     plain = attention.bias(row) is None and attention.softcap is None and attention.sinks is None
     if not plain or n != attention.m or not bool(attention.visible(row).all()):
         raise MeasureError(f"layer {attention.layer} is not plain causal attention: its logits are not planes alone")
-    inputs = attention.rot_q.shape[0]
-    if right.shape != (inputs,) or int(right.min()) < 0 or int(right.max()) >= n:
-        raise MeasureError(
-            f"right keys {tuple(right.shape)} must be one position from 0 to {n - 1} for each of {inputs}"
-        )
     scores = attention.attn_scores(row).double()[:, :, 0]  # (inputs, heads, n)
+    index, inputs = _right_keys(right, attention, scores), len(scores)
     moved = torch.arange(n)[like]
     counted = (moved != right.cpu()[:, None]).double()  # (inputs, like)
     if not bool(counted.sum(-1).all()) or longest < n:
         raise ConfigError(f"like={like} must name keys that are not right, and longest={longest} be {n} or more")
     counted = (counted / counted.sum(-1, keepdim=True)).to(scores.device)
-    index = right.to(scores.device)[:, None, None].expand(-1, scores.shape[1], 1)
     at_right = scores.gather(-1, index)
     own = (scores - at_right).exp().scatter(-1, index, 0.0).sum(-1)  # (inputs, heads)
 
@@ -273,14 +200,14 @@ def head_failure_lengths(
         # Rotated back by their own distance, so that any other can be applied.
         z = q[:, None] * k.conj() * _turns(angles, -from_here)
         for start in range(0, inputs, step):
-            some = slice(start, start + step)
-            logits = attention.scale * (z[some] @ _turns(angles, away).T).real  # (inputs, like, away)
-            mass = (logits - at_right[some, head, :, None]).exp_().mul_(counted[some, :, None]).sum(1)
-            total = own[some, head, None] + torch.nn.functional.pad(mass.cumsum(-1), (1, 0))
-            over = total >= limit
+            rows = slice(start, start + step)
+            logits = attention.scale * (z[rows] @ _turns(angles, away).T).real  # (inputs, like, away)
+            mass = (logits - at_right[rows, head, :, None]).exp_().mul_(counted[rows, :, None]).sum(1)
+            total = own[rows, head, None] + torch.nn.functional.pad(mass.cumsum(-1), (1, 0))
+            over = total >= 1  # of the weight of the correct key
             first = n + over.double().argmax(-1).double()
-            lengths[head, some] = torch.where(over.any(-1), first, math.inf).cpu()
-    return FailureLengths(lengths)
+            lengths[head, rows] = torch.where(over.any(-1), first, math.inf).cpu()
+    return lengths
 
 
 _ADDED = 48
@@ -306,15 +233,13 @@ class HopHead:
 
 
 @torch.no_grad()
-def predict_hop_heads(
-    model: LabModel, task: SequenceTask, lengths: Sequence[int], *, count: int = 96, seed: int = 2
-) -> list[HopHead]:
+def predict_hop_heads(model: LabModel, task: SequenceTask, lengths: Sequence[int]) -> list[HopHead]:
     """Return the heads that make the first hop on one-hop inputs, with the lengths at which they are predicted to fail.
 
     The prediction is made from inputs a few dozen tokens longer than the training sequences: further keys in front are
     assumed to be like those of the added tokens, moved to their distance.
     """
-    sequences = task.sample(count, seed=seed, hops=1, extra=_ADDED)
+    sequences = task.sample(96, seed=2, hops=1, extra=_ADDED)
     right = sequences.path[:, 1]
     device = model.embedding.device
     found = []
@@ -325,8 +250,8 @@ def predict_hop_heads(
         if not heads:
             continue
         # Added tokens precede the target window, like all further ones.
-        failures = head_failure_lengths(attention, right, like=slice(0, _ADDED), longest=max(*lengths, attention.n))
-        surviving = torch.stack([failures.surviving(n) for n in lengths], 1)  # (heads, lengths)
+        failing = head_failure_lengths(attention, right, like=slice(0, _ADDED), longest=max(*lengths, attention.n))
+        surviving = torch.stack([(failing > n).double().mean(-1) for n in lengths], 1)  # (heads, lengths)
         found += [HopHead(attention.layer, head, surviving[head]) for head in heads]
     return found
 
@@ -335,12 +260,3 @@ def _turns(angles: Tensor, distances: Tensor) -> Tensor:
     """Return ``e^{iθd}``, ``(distances, planes)`` complex128."""
     turn = distances[:, None] * angles
     return torch.polar(torch.ones_like(turn), turn)
-
-
-def _limit(share: float, longest: int) -> float:
-    """Check the options and return the largest total weight of other keys, relative to that of the correct one."""
-    if not 0 < share < 1:
-        raise ConfigError(f"share is {share}: give a number between 0 and 1")
-    if longest < 2:
-        raise ConfigError(f"longest is {longest}: give 2 tokens or more")
-    return (1 - share) / share

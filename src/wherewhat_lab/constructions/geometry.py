@@ -21,21 +21,6 @@ from wherewhat_lab.tasks.task import SequenceTask
 
 
 @dataclass(frozen=True, eq=False)
-class Directions:
-    """Mean directions of points by label.
-
-    Attributes:
-        labels: The labels, ``(labels,)`` int64.
-        means: Mean direction of each label's points, of length 1, ``(labels, 2)``.
-        resultants: Resultant lengths, ``(labels,)``: 1 if all have the same direction, 0 if they cancel.
-    """
-
-    labels: Tensor
-    means: Tensor
-    resultants: Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class PlaneGeometry:
     """One head's keys and queries in one plane, before rotation.
 
@@ -65,25 +50,24 @@ class PlaneGeometry:
     @property
     def query_spread(self) -> float:
         """Circular variance of the labels' mean query directions: 0 for one common direction, 1 for uniform ones."""
-        return 1 - resultant(directions_by_label(self.queries, self.query_labels).means)
+        return 1 - resultant(directions_by_label(self.queries, self.query_labels)[0])
 
     @property
     def query_tightness(self) -> float:
         """Mean over labels of the resultant length within a label: 1 where the label determines the direction."""
-        return float(directions_by_label(self.queries, self.query_labels).resultants.mean())
+        return float(directions_by_label(self.queries, self.query_labels)[1].mean())
 
 
 def plane_geometry(
-    attention: LayerAttention, *, key_labels: Tensor, query_labels: Tensor, head: int = 0, plane: int | None = None
+    attention: LayerAttention, *, key_labels: Tensor, query_labels: Tensor, head: int = 0
 ) -> PlaneGeometry:
-    """Return a head's keys and queries in one plane.
+    """Return a head's keys and queries in the plane with the largest contributions to the last queries' logits.
 
     Args:
         attention: One layer of a pass over inputs of one length.
         key_labels: Label of each key, ``(inputs, n)``; keys with labels below 0 are left out.
         query_labels: The same for queries, ``(inputs, n)``.
         head: Index of the head.
-        plane: Index of the plane; by default the one with the largest contributions to the last queries.
     """
     shape = attention.rot_q.shape[0], attention.n
     if attention.rotation is None:
@@ -94,18 +78,16 @@ def plane_geometry(
         )
     if not 0 <= head < attention.heads:
         raise MeasureError(f"there is no head {head}: layer {attention.layer} has {attention.heads}")
-    if plane is not None and not 0 <= plane < attention.rotation.planes:
-        raise MeasureError(f"there is no plane {plane}: layer {attention.layer} has {attention.rotation.planes}")
     use = plane_use(attention)[head]
-    chosen = int(use.argmax()) if plane is None else plane
-    dims = attention.rotation.pairs[chosen].to(attention.rot_q.device)
+    plane = int(use.argmax())
+    dims = attention.rotation.pairs[plane].to(attention.rot_q.device)
     keys = attention.k[:, head // (attention.heads // attention.kv_heads)][..., dims].double().cpu()
     queries = attention.q[:, head][..., dims].double().cpu()
     of_keys, of_queries = key_labels.cpu(), query_labels.cpu()
     return PlaneGeometry(
-        plane=chosen,
-        angle=float(attention.rotation.inv_freq[chosen]),
-        share=float(use[chosen] / use.sum().clamp_min(1e-300)),
+        plane=plane,
+        angle=float(attention.rotation.inv_freq[plane]),
+        share=float(use[plane] / use.sum().clamp_min(1e-300)),
         keys=keys[of_keys >= 0],
         key_labels=of_keys[of_keys >= 0],
         queries=queries[of_queries >= 0],
@@ -114,14 +96,14 @@ def plane_geometry(
 
 
 def head_geometry(
-    model: LabModel, task: SequenceTask, tokens: Tensor, *, layer: int = 0, head: int = 0, plane: int | None = None
+    model: LabModel, task: SequenceTask, tokens: Tensor, *, layer: int = 0, head: int = 0
 ) -> PlaneGeometry:
     """Return :func:`plane_geometry` of a head of a laboratory model on ``tokens`` ``(inputs, n)`` of its task."""
     if not 0 <= layer < model.config.layers:
         raise MeasureError(f"there is no layer {layer}: the model has {model.config.layers}")
     of_keys, of_queries = task_labels(task, tokens)
     attention = model.attention(tokens)[layer]
-    return plane_geometry(attention, key_labels=of_keys, query_labels=of_queries, head=head, plane=plane)
+    return plane_geometry(attention, key_labels=of_keys, query_labels=of_queries, head=head)
 
 
 def task_labels(task: SequenceTask, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,15 +145,19 @@ def resultant(points: Tensor) -> float:
     return float(_unit(points).mean(0).norm())
 
 
-def directions_by_label(points: Tensor, labels: Tensor) -> Directions:
-    """Return the mean direction of the points ``(count, 2)`` of each label ``(count,)``."""
+def directions_by_label(points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean directions of the points ``(count, 2)`` of each label ``(count,)``, and their resultant lengths.
+
+    Mean directions have length 1, ``(labels, 2)``. Resultant lengths ``(labels,)`` are 1 if all points of a label have
+    the same direction, and 0 if they cancel.
+    """
     unit = _unit(points)
     known = labels[points.norm(dim=-1) > 0]
     names, index, counts = torch.unique(known, return_inverse=True, return_counts=True)
     sums = torch.zeros(len(names), 2, dtype=unit.dtype).index_add_(0, index, unit)
     means = sums / counts[:, None]
     length = means.norm(dim=-1)
-    return Directions(names, means / length.clamp_min(1e-300)[:, None], length)
+    return means / length.clamp_min(1e-300)[:, None], length
 
 
 def _unit(points: Tensor) -> Tensor:

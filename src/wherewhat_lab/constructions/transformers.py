@@ -27,9 +27,8 @@ def blank_model(
     angles: tuple[float, ...],
     temperature: float,
     residual: bool,
-    dtype: torch.dtype,
 ) -> LabModel:
-    """Return a model with one head per layer, without norm, MLP and dropout, and with one-hot embeddings.
+    """Return a float64 model with one head per layer, without norm, MLP and dropout, and with one-hot embeddings.
 
     Coordinate t of the residual stream belongs to token t, the next one, the bias coordinate, is 1 for every token, and
     one more is 0 where the width would be odd. Output projections are the identity, and the output reads the tokens'
@@ -41,7 +40,6 @@ def blank_model(
         angles: Angles per position of the heads' first planes; others do not rotate.
         temperature: Logits are divided by it.
         residual: Whether a layer adds to the stream or replaces it.
-        dtype: Dtype of the weights.
     """
     if not 0 < temperature < math.inf:
         raise ConfigError(f"temperature is {temperature}: give a positive number")
@@ -59,7 +57,7 @@ def blank_model(
             scale=1 / temperature,
             angles=angles,
         )
-    ).to(dtype)
+    ).double()
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
@@ -208,7 +206,7 @@ def retrieval_error(longest: int, theta: float, omega: float, *, layers: int, te
     return error
 
 
-def retrieval_temperature(longest: int, theta: float, omega: float, *, layers: int = 1, leak: float = LEAK) -> float:
+def retrieval_temperature(longest: int, theta: float, omega: float, *, layers: int = 1) -> float:
     """Return a temperature at which Retrieval layers are correct on all inputs of up to ``longest`` tokens.
 
     For one layer it follows from the worst input's discrepancy, for more from :func:`retrieval_error` below 1/2.
@@ -218,7 +216,6 @@ def retrieval_temperature(longest: int, theta: float, omega: float, *, layers: i
         theta: Angle per position, from 0 to below ω / (2 n0).
         omega: Angle between neighbouring letters.
         layers: Number of layers, not less than the number of hops.
-        leak: Attention weight of the first layer's queries allowed on wrong keys.
     """
     theta = rounded_angle(theta)
     gap = retrieval_discrepancy(longest, theta, omega, at="worst")
@@ -227,7 +224,7 @@ def retrieval_temperature(longest: int, theta: float, omega: float, *, layers: i
             f"theta={theta:.6g} is too large for Retrieval with letters {omega:.4g} apart at length {longest}: give "
             f"less than {omega / (2 * longest):.3g}"
         )
-    temperature = softmax_temperature(gap, longest - 1, leak=leak)
+    temperature = softmax_temperature(gap, longest - 1)
     while retrieval_error(longest, theta, omega, layers=layers, temperature=temperature) >= 0.5:
         temperature /= 2
         if temperature < _LOWEST_TEMPERATURE:
@@ -245,7 +242,6 @@ def index_transformer(
     layers: int = 1,
     temperature: float | None = None,
     longest: int | None = None,
-    dtype: torch.dtype = torch.float64,
 ) -> LabModel:
     """Construct identical layers of one head and one angle that copy the letter an integer points at.
 
@@ -266,16 +262,12 @@ def index_transformer(
         layers: Number of layers, the largest number of hops it can do.
         temperature: Logits are divided by it; by default low enough for ``longest`` tokens.
         longest: Largest number of tokens, n0; that of the task by default.
-        dtype: Dtype of the weights. The model's angles are float32 in any case and limit n0, so float32 is enough
-            wherever a temperature exists; float64 has smaller leaks.
     """
     if not isinstance(task, (NumberTask, IndexTask)):
         raise ConfigError(f"the Index transformer solves number and index tasks, not a {type(task).__name__}")
     if temperature is None:
         temperature = index_temperature(longest or task.length, theta, layers=layers)
-    model = blank_model(
-        task.vocabulary, layers=layers, angles=(theta,), temperature=temperature, residual=True, dtype=dtype
-    )
+    model = blank_model(task.vocabulary, layers=layers, angles=(theta,), temperature=temperature, residual=True)
     letters = task.answers
     integers = torch.arange(1, task.vocabulary - letters + 1, dtype=torch.float64)
     v = torch.tensor([1.0, 0.0], dtype=torch.float64)
@@ -296,7 +288,6 @@ def retrieval_transformer(
     layers: int = 1,
     temperature: float | None = None,
     longest: int | None = None,
-    dtype: torch.dtype = torch.float64,
 ) -> LabModel:
     """Construct layers of one head and one angle in which a pair copies the pair whose left letter is its right one.
 
@@ -316,16 +307,13 @@ def retrieval_transformer(
         layers: Number of layers, the largest number of hops it can do.
         temperature: Logits are divided by it; by default low enough for ``longest`` tokens.
         longest: Largest number of tokens, n0; that of the task by default.
-        dtype: Dtype of the weights; float32 is enough.
     """
     if not isinstance(task, (LetterTask, RetrievalTask)):
         raise ConfigError(f"the Retrieval transformer solves letter and retrieval tasks, not a {type(task).__name__}")
     omega = letter_angle(task)
     if temperature is None:
         temperature = retrieval_temperature(longest or task.length, theta, omega, layers=layers)
-    model = blank_model(
-        task.vocabulary, layers=layers, angles=(theta,), temperature=temperature, residual=False, dtype=dtype
-    )
+    model = blank_model(task.vocabulary, layers=layers, angles=(theta,), temperature=temperature, residual=False)
     left, asked = pair_letters(task, torch.arange(task.vocabulary))
     keys, queries = (directions(-letters.double() * omega) for letters in (left, asked))
     write_layers(model, queries=queries, keys=keys, values=torch.ones(model.config.width))
@@ -348,7 +336,7 @@ Side = Literal["query", "key"]
 """The token that the function depends on: the one that attends, or the one that is attended to."""
 
 
-def fourier_transformer(values: Tensor, *, side: Side = "query", dtype: torch.dtype = torch.float64) -> LabModel:
+def fourier_transformer(values: Tensor, *, side: Side = "query") -> LabModel:
     """Construct a layer of one head whose logits are any given function of a token and a distance.
 
     It is the positive control of the additive fit: a single head can have logits that are not
@@ -362,7 +350,6 @@ def fourier_transformer(values: Tensor, *, side: Side = "query", dtype: torch.dt
     Args:
         values: The function, ``(tokens, period)``; at least as many tokens as the period, which determine the width.
         side: The token that it depends on.
-        dtype: Dtype of the weights; the angles are float32 in any case.
     """
     if values.ndim != 2 or values.shape[1] < 2:
         raise ConfigError(f"values {tuple(values.shape)} must be (tokens, period), with a period of 2 or more")
@@ -373,7 +360,7 @@ def fourier_transformer(values: Tensor, *, side: Side = "query", dtype: torch.dt
         )
     planes = period // 2 + 1
     angles = tuple(2 * math.pi * f / period for f in range(planes))
-    model = blank_model(tokens, layers=1, angles=angles, temperature=1.0, residual=False, dtype=dtype)
+    model = blank_model(tokens, layers=1, angles=angles, temperature=1.0, residual=False)
     spectrum = torch.fft.rfft(values.double(), dim=1) * 2 / period
     spectrum[:, 0] /= 2
     if period % 2 == 0:

@@ -12,8 +12,8 @@ from wherewhat.boundary import check_at_most, check_distinct, user_path
 from wherewhat.errors import ConfigError
 from wherewhat.lengths import METHODS, find_method
 from wherewhat.measures.perturb import KINDS
-from wherewhat.options import build_config, check_seed, config_values, nearest, option
-from wherewhat_lab.config import EncodingName, LabConfig, at_least
+from wherewhat.options import build_config, check_integer, check_seed, config_values, nearest, option
+from wherewhat_lab.config import EncodingName, LabConfig
 from wherewhat_lab.language import VOCABULARY, LanguageConfig
 
 _MOST = 1000
@@ -38,7 +38,7 @@ class RecordConfig:
     def __post_init__(self) -> None:
         """Check the options."""
         for f in fields(self):
-            at_least(f.name, getattr(self, f.name), {"seed": 0, "records": 2}.get(f.name, 1))
+            check_integer(f.name, getattr(self, f.name), least={"seed": 0, "records": 2}.get(f.name, 1))
         check_at_most(_MOST, **{f.name: getattr(self, f.name) for f in fields(self) if f.name != "seed"})
         check_seed(self.seed)
         if not max(self.plane_documents, self.rank_documents) <= self.documents <= self.loss_windows:
@@ -72,7 +72,7 @@ class AfterConfig:
     def __post_init__(self) -> None:
         """Check the options."""
         for name in ("times", "length_documents", "perturb_documents", "residual_documents", "draws"):
-            at_least(name, getattr(self, name), 1)
+            check_integer(name, getattr(self, name), least=1)
             check_at_most(_MOST, **{name: getattr(self, name)})
         check_seed(self.seed)
         for name in self.methods:

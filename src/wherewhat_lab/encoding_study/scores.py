@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.attention import LayerAttention
 from wherewhat.lengths import find_method
 from wherewhat.lengths.method import LengthMethod
 from wherewhat.lengths.windows import Untouched
@@ -30,47 +30,7 @@ from wherewhat_lab.encoding_study.corpus import Corpus, spanned
 from wherewhat_lab.encoding_study.recipe import AfterConfig, RecordConfig
 from wherewhat_lab.model import LabModel
 from wherewhat_lab.steps import products
-from wherewhat_lab.subject import LabSubject
-
-
-def fold(layers: Sequence[LayerAttention], rows: slice = slice(None)) -> LayerAttention:
-    """Return layers of a laboratory model as one layer with a batch of 1 and ``layers · texts · heads`` heads.
-
-    All layers have the same rotation, scale and causal mask; a bias depends on the head, not on the text. Since
-    :class:`LayerAttention` does not mix heads, each keeps its logits, weights and output.
-    """
-    first = layers[0]
-    count = first.rot_q[rows].shape[0]
-
-    def joined(name: str, at: int) -> Tensor:
-        parts = [getattr(layer, name)[rows] for layer in layers]
-        return torch.stack(parts).movedim(at + 1, 2).flatten(0, 2)[None]
-
-    added = tuple(
-        torch.stack([layer.mask.added[index] for layer in layers])[:, None]
-        .expand(-1, count, -1, -1, -1)
-        .reshape(1, -1, *first.mask.added[index].shape[-2:])
-        for index in range(len(first.mask.added))
-    )
-    return replace(
-        first,
-        rot_q=joined("rot_q", 1),
-        rot_k=joined("rot_k", 1),
-        value=joined("value", 1),
-        output=joined("output", 2).movedim(1, 2),
-        mask=Mask(causal=first.mask.causal, added=added, device=first.mask.device),
-    )
-
-
-def unfold(output: Tensor, texts: int) -> Tensor:
-    """Return the output ``(1, n, texts · heads, d)`` of one folded layer as ``(texts, n, heads, d)``."""
-    return torch.unflatten(output[0], 1, (texts, -1)).movedim(1, 0)
-
-
-def by_head(values: Tensor, layers: int, texts: int) -> Tensor:
-    """Return values ``(layers · texts · heads, …)`` of folded layers as ``(layers, texts, heads, …)``."""
-    return torch.unflatten(values, 0, (layers, texts, -1))
-
+from wherewhat_lab.subject import LabSubject, by_head, fold, unfold
 
 _BLOCK_MIB = {"cpu": 64, "cuda": 2048}
 """Memory for one block of attention weights."""

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from wherewhat.errors import StoreError
-from wherewhat.files import remove
 from wherewhat.models.loaded import resolve_device
 from wherewhat.numerics import new_process_settings
 from wherewhat.progress import Progress, Silent
@@ -24,7 +23,7 @@ from wherewhat_lab.encoding_study.scores import AXES, HeldOutText, measure_after
 from wherewhat_lab.language import recording_steps, train_language
 from wherewhat_lab.model import LabModel
 from wherewhat_lab.steps import products
-from wherewhat_lab.study import complete_run
+from wherewhat_lab.study import complete_once, complete_run
 from wherewhat_lab.subject import LabSubject
 from wherewhat_lab.training import MODEL_FILE
 
@@ -88,43 +87,39 @@ def run_one(
 
     A finished run is read; an interrupted one is resumed and ends with the same records.
     """
-    on = resolve_device(device)
+    progress, on = progress or Silent(), resolve_device(device)
     settings = {"encoding": encoding, "seed": seed, "text": corpus.sha256, "device": on.type, **recipe.values()}
     config = study_config(STUDY, **settings, versions=versions())
     run = RunDirectory.open(out, name=f"{encoding}-seed{seed}", config=config)
-
-    def is_missing() -> bool:
-        return not run.is_complete or (keep and not (run.path / MODEL_FILE).exists())
-
-    if is_missing():
-        # Texts that are too short are refused before anything is written.
-        held_out = HeldOutText.of(corpus, recipe.training.context, recipe.watch)
-        corpus.windows(1, recipe.after.times * recipe.training.context, seed=recipe.after.seed)
-        progress = progress or Silent()
-        with run.lock(on_wait=progress.say):
-            if is_missing():  # no other process finished it meanwhile
-                complete_run(
-                    run,
-                    encoding_recorder(held_out, recipe.watch, path=run.path / RECORDS_FILE),
-                    train=lambda record: train_language(
-                        recipe.model_for(encoding, seed),
-                        recipe.training_for(seed),
-                        corpus.training,
-                        record=record,
-                        record_at=recording_steps(recipe.training.steps, recipe.watch.records),
-                        directory=run.path,
-                        progress=progress,
-                        device=str(on),
-                    ),
-                    part=AFTER,
-                    measure=lambda model: measure_after(model, corpus, recipe.after, context=recipe.training.context),
-                    device=str(on),
-                    dtype=recipe.training.precision,
-                    text_hash=corpus.sha256,
-                    details={"text": corpus.source},
-                )
-            for name in (RECORDS_FILE, *(() if keep else (MODEL_FILE, "tensorboard"))):
-                remove(run.path / name)
+    # Texts that are too short are refused before anything is written.
+    held_out = HeldOutText.of(corpus, recipe.training.context, recipe.watch)
+    corpus.windows(1, recipe.after.times * recipe.training.context, seed=recipe.after.seed)
+    complete_once(
+        run,
+        lambda: complete_run(
+            run,
+            encoding_recorder(held_out, recipe.watch, path=run.path / RECORDS_FILE),
+            train=lambda record: train_language(
+                recipe.model_for(encoding, seed),
+                recipe.training_for(seed),
+                corpus.training,
+                record=record,
+                record_at=recording_steps(recipe.training.steps, recipe.watch.records),
+                directory=run.path,
+                progress=progress,
+                device=str(on),
+            ),
+            part=AFTER,
+            measure=lambda model: measure_after(model, corpus, recipe.after, context=recipe.training.context),
+            device=str(on),
+            dtype=recipe.training.precision,
+            text_hash=corpus.sha256,
+            details={"text": corpus.source},
+        ),
+        progress=progress,
+        keep=MODEL_FILE if keep else "",
+        temporary=() if keep else (MODEL_FILE, "tensorboard"),
+    )
     return EncodingRun(run)
 
 

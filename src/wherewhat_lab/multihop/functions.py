@@ -84,37 +84,34 @@ class PathAttention:
 
 def path_attention(model: LabModel, sequences: Sequences) -> PathAttention:
     """Return the attention of every head at every source token of a hop, on questions that the model solves."""
+    device = model.embedding.device
 
     def run(rows: slice) -> tuple[Tensor, ...]:
-        return _path_attention(model, sequences.select(torch.arange(rows.start, rows.stop)))
-
-    found = map_batches(run, len(sequences), sequences.tokens.shape[1], model)
-    parts = [torch.cat(listed, -1).cpu() for listed in zip(*found, strict=True)]
-    return PathAttention(path_tokens(sequences), *parts)
-
-
-def _path_attention(model: LabModel, sequences: Sequences) -> tuple[Tensor, ...]:
-    """Return all of :class:`PathAttention` but the tokens."""
-    device = model.embedding.device
-    tokens = path_tokens(sequences)
-    ids = sequences.tokens.to(device)
-    row, position = tokens.row.to(device), tokens.position.to(device)
-    streams: list[Tensor] = []
-    layers: list[LayerAttention] = []
-    model(ids, edit_stream=lambda layer, stream: streams.append(stream), edit_attention=layers.append)
-    right = sequences.answers.to(device)[row]
-    found = []
-    for attention, stream in zip(layers, streams, strict=False):
-        weights = attention.pattern()[row, :, position]  # (tokens, heads, n)
-        on_next, on_self = (
-            weights.gather(2, where.to(device)[:, None, None].expand(-1, weights.shape[1], 1))[..., 0].T
-            for where in (tokens.next, tokens.position)
+        part = sequences.select(torch.arange(rows.start, rows.stop))
+        tokens = path_tokens(part)
+        row, position, reached = (x.to(device) for x in (tokens.row, tokens.position, tokens.next))
+        streams: list[Tensor] = []
+        layers: list[LayerAttention] = []
+        model(
+            part.tokens.to(device),
+            edit_stream=lambda layer, stream: streams.append(stream),
+            edit_attention=layers.append,
         )
-        logits = model.head(model.norm(stream[row, position]))
-        others = logits.scatter(-1, right[:, None], -torch.inf).amax(-1)
-        holds = logits.gather(-1, right[:, None])[:, 0] > others
-        found.append((weights.argmax(-1).T, on_next, on_self, holds))
-    return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+        right = part.answers.to(device)[row, None]
+        by_layer = []
+        for attention, stream in zip(layers, streams, strict=False):
+            weights = attention.pattern()[row, :, position]  # (tokens, heads, n)
+            on_next, on_self = (
+                weights.gather(2, where[:, None, None].expand(-1, weights.shape[1], 1))[..., 0].T
+                for where in (reached, position)
+            )
+            logits = model.head(model.norm(stream[row, position]))
+            holds = logits.gather(-1, right)[:, 0] > logits.scatter(-1, right, -torch.inf).amax(-1)
+            by_layer.append((weights.argmax(-1).T, on_next, on_self, holds))
+        return tuple(torch.stack(parts) for parts in zip(*by_layer, strict=True))
+
+    batches = map_batches(run, len(sequences), sequences.tokens.shape[1], model)
+    return PathAttention(path_tokens(sequences), *(torch.cat(parts, -1).cpu() for parts in zip(*batches, strict=True)))
 
 
 Function = Literal["Index", "Retrieval"]
@@ -178,20 +175,17 @@ def hop_function(task: SequenceTask) -> Function:
     raise ConfigError(f"the hops of a {type(task).__name__} are no known function: use a number or letter task")
 
 
-def find_roles(model: LabModel, task: SequenceTask, sequences: Sequences, *, threshold: float = 0.5) -> Roles:
+def find_roles(model: LabModel, task: SequenceTask, sequences: Sequences) -> Roles:
     """Return which function each head implements.
 
     A head has the role of the task's hop if it makes the hop at most tokens with some number of hops left (the lower
-    end of the 95 % interval reaches ``threshold``), Reflexive if it stays at most tokens of all, and else "other".
+    end of the 95 % interval reaches 1/2), Reflexive if it stays at most tokens of all, and else "other".
 
     Args:
         model: The model.
         task: Its task.
         sequences: Questions; those that it does not answer correctly are left out.
-        threshold: Share of tokens that defines a role.
     """
-    if not 0 < threshold < 1:
-        raise ConfigError(f"threshold is {threshold}: give a number between 0 and 1")
     function = hop_function(task)
     solved = solved_by(model, sequences)
     if not bool(solved.any()):
@@ -205,7 +199,7 @@ def find_roles(model: LabModel, task: SequenceTask, sequences: Sequences, *, thr
     counts = every.sum(0)
     return Roles(
         function=function,
-        heads=_name(moves, counts.long(), left, function, threshold),
+        heads=_name_heads(moves, counts.long(), left, function),
         left=left,
         counts=counts.long(),
         moves=moves,
@@ -228,27 +222,20 @@ def classify(attention: PathAttention, function: Function) -> Tensor:
     return code
 
 
-def _name(
-    moves: Tensor, counts: Tensor, left: tuple[int, ...], function: Function, threshold: float
-) -> tuple[HeadRole, ...]:
-    hop = share_intervals(moves[..., MOVES.index("hop")], counts)[..., 0] >= threshold  # (layers, heads, left)
-    stay = share_intervals(moves[..., MOVES.index("stay")].sum(-1), counts.sum())[..., 0] >= threshold
-    found = []
+def _name_heads(moves: Tensor, counts: Tensor, left: tuple[int, ...], function: Function) -> tuple[HeadRole, ...]:
+    hop = share_intervals(moves[..., MOVES.index("hop")], counts)[..., 0] >= 0.5  # (layers, heads, left)
+    stay = share_intervals(moves[..., MOVES.index("stay")].sum(-1), counts.sum())[..., 0] >= 0.5
+    roles = []
     for layer, head in torch.ones_like(stay).nonzero().tolist():
-        hops_left = tuple(number for number, made in zip(left, hop[layer, head].tolist(), strict=True) if made)
+        hops_left = tuple(number for number, hops in zip(left, hop[layer, head].tolist(), strict=True) if hops)
         role = function if hops_left else "Reflexive" if bool(stay[layer, head]) else "other"
-        found.append(HeadRole(layer, head, role, hops_left))
-    return tuple(found)
+        roles.append(HeadRole(layer, head, role, hops_left))
+    return tuple(roles)
 
 
-def other_sequences(sequences: Sequences, *, seed: int = 0) -> Sequences:
-    """Return, for each sequence, another one with the same number of hops and another answer.
-
-    Args:
-        sequences: The sequences, among which the others are found.
-        seed: Seed of the pairs.
-    """
-    generator = torch.Generator().manual_seed(seed)
+def other_sequences(sequences: Sequences) -> Sequences:
+    """Return, for each sequence, another one of them with the same number of hops and another answer."""
+    generator = torch.Generator().manual_seed(0)
     chosen = torch.empty_like(sequences.hops)
     relabelled = torch.randperm(int(sequences.answers.max()) + 1, generator=generator)
     for hops in sequences.hop_numbers:
@@ -265,87 +252,29 @@ def other_sequences(sequences: Sequences, *, seed: int = 0) -> Sequences:
     return sequences.select(chosen)
 
 
-Replacement = Literal["mean", "zero"]
+def ablate_heads(model: LabModel, sequences: Sequences) -> Tensor:
+    """Return the change of accuracy without each head in turn, by number of hops, ``(layers, heads, hops)``.
 
-
-@dataclass(frozen=True)
-class Ablation:
-    """Answers without each head.
-
-    Attributes:
-        hops: Number of hops of each question, ``(count,)``.
-        before: Whether the model answers correctly, ``(count,)`` bool.
-        after: Whether it still does without a head, ``(layers, heads, count)`` bool.
+    It is negative where the head is needed. At all tokens the head's output is replaced by its mean at the same
+    position over these sequences.
     """
-
-    hops: Tensor
-    before: Tensor
-    after: Tensor
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The numbers of hops."""
-        return tuple(sorted(set(self.hops.tolist())))
-
-    @property
-    def change(self) -> Tensor:
-        """Change of accuracy by number of hops, ``(layers, heads, hops)``: negative where the head is needed."""
-        which = (self.hops[:, None] == torch.tensor(self.numbers)).double()
-        return (self.after.double() - self.before.double()) @ which / which.sum(0)
-
-
-@dataclass(frozen=True)
-class Patching:
-    """Answers with each head's output taken from another input with another answer.
-
-    Attributes:
-        hops: The numbers of hops.
-        counts: Pairs of solved inputs of each, ``(hops,)``.
-        follows: Answers that became the other input's, ``(layers, heads, hops)``.
-        stays: Answers that did not change, ``(layers, heads, hops)``.
-    """
-
-    hops: tuple[int, ...]
-    counts: Tensor
-    follows: Tensor
-    stays: Tensor
-
-    @property
-    def shares(self) -> Tensor:
-        """Share of answers that follow, ``(layers, heads, hops)`` float64."""
-        return self.follows.double() / self.counts
-
-
-def ablate_heads(model: LabModel, sequences: Sequences, *, to: Replacement = "mean") -> Ablation:
-    """Return the answers without each head in turn, its output replaced at all tokens.
-
-    Args:
-        model: The model.
-        sequences: The questions.
-        to: ``mean``: the head's mean output at the same position over these sequences; ``zero``: zeros.
-    """
-    if to not in ("mean", "zero"):
-        raise ConfigError(f"to is {to!r}: give mean or zero")
     count, n = sequences.tokens.shape
     device = model.embedding.device
     sums = map_batches(lambda rows: _outputs(model, sequences.tokens[rows].to(device)).sum(1), count, n, model)
     means = torch.stack(sums).sum(0) / count  # (layers, n, heads, d)
-    if to == "zero":
-        means = torch.zeros_like(means)
 
     def run(rows: slice) -> Tensor:
         answers = sequences.answers[rows].to(device)
-        given = _answers_without(model, sequences.tokens[rows].to(device), means[:, None])
-        return (given == answers).cpu()
+        return (_answers_without(model, sequences.tokens[rows].to(device), means[:, None]) == answers).cpu()
 
-    after = torch.cat(map_batches(run, count, n, model), -1)
-    return Ablation(sequences.hops, solved_by(model, sequences), after)
+    after = torch.cat(map_batches(run, count, n, model), -1).double()
+    return _mean_by_hops(after - solved_by(model, sequences).double(), sequences)
 
 
-def patch_heads(model: LabModel, sequences: Sequences, sources: Sequences) -> Patching:
-    """Return the answers with each head's output at all tokens taken from another input.
+def patch_heads(model: LabModel, sequences: Sequences, sources: Sequences) -> Tensor:
+    """Return the share of answers that follow a head's output taken from another input, ``(layers, heads, hops)``.
 
-    Only pairs count of which the model solves both, and whose answers differ.
+    The output is replaced at all tokens. Only pairs count of which the model solves both, and whose answers differ.
 
     Args:
         model: The model.
@@ -364,17 +293,18 @@ def patch_heads(model: LabModel, sequences: Sequences, sources: Sequences) -> Pa
     device = model.embedding.device
 
     def run(rows: slice) -> Tensor:
-        own, other = (x.answers[rows].to(device) for x in (sequences, sources))
         outputs = _outputs(model, sources.tokens[rows].to(device))
-        given = _answers_without(model, sequences.tokens[rows].to(device), outputs)
-        return torch.stack([given == other, given == own]).cpu()
+        answers = _answers_without(model, sequences.tokens[rows].to(device), outputs)
+        return (answers == sources.answers[rows].to(device)).cpu()
 
     count, n = sequences.tokens.shape
-    given = torch.cat(map_batches(run, count, n, model), -1).double()  # (2, layers, heads, count)
-    numbers = sequences.hop_numbers
-    which = (sequences.hops[:, None] == torch.tensor(numbers)).double()
-    follows, stays = (given @ which).long()
-    return Patching(numbers, which.sum(0).long(), follows, stays)
+    return _mean_by_hops(torch.cat(map_batches(run, count, n, model), -1).double(), sequences)
+
+
+def _mean_by_hops(values: Tensor, sequences: Sequences) -> Tensor:
+    """Return the mean of ``(..., count)`` over the questions of each number of hops, ``(..., hops)``."""
+    which = (sequences.hops[:, None] == torch.tensor(sequences.hop_numbers)).double()
+    return values @ which / which.sum(0)
 
 
 def _answers_without(model: LabModel, tokens: Tensor, outputs: Tensor) -> Tensor:
@@ -387,14 +317,14 @@ def _answers_without(model: LabModel, tokens: Tensor, outputs: Tensor) -> Tensor
     """
 
     def answers(layer: int, head: int) -> Tensor:
-        def edit(index: int, attended: Tensor) -> Tensor | None:
-            if index != layer:
+        def edit(attention: LayerAttention) -> Tensor | None:
+            if attention.layer != layer:
                 return None
-            changed = attended.clone()
+            changed = attention.output.clone()
             changed[:, :, head] = outputs[layer, :, :, head]
             return changed
 
-        logits: Tensor = model(tokens, edit=edit)
+        logits: Tensor = model(tokens, edit_attention=edit)
         return logits.argmax(-1)
 
     layers, heads = range(model.config.layers), range(model.config.heads)
@@ -403,6 +333,4 @@ def _answers_without(model: LabModel, tokens: Tensor, outputs: Tensor) -> Tensor
 
 def _outputs(model: LabModel, tokens: Tensor) -> Tensor:
     """Return the heads' outputs before the output projection, ``(layers, batch, n, heads, d)``."""
-    found: list[Tensor] = []
-    model(tokens, edit=lambda layer, attended: found.append(attended))
-    return torch.stack(found)
+    return torch.stack([layer.output for layer in model.attention(tokens)])

@@ -27,6 +27,9 @@ from wherewhat_lab.multihop.study import STUDY, MultihopRun, open_run
 PURE = ("positional", "symbolic")
 """The labels that count as pure."""
 
+_GAMMA, _LEVEL = 0.1, 0.9
+"""Largest distance of a pure head's scores from 0 and 1, and the accuracy that counts as learned."""
+
 
 @dataclass(frozen=True)
 class Purity:
@@ -68,23 +71,20 @@ class Purity:
         return self.gammas.index(gamma)
 
 
-def find_purity(
-    records: Records, *, gammas: tuple[float, ...] = (0.1, 0.05), along_path: bool = False, no_sink: bool = False
-) -> Purity:
+def find_purity(records: Records, *, gammas: tuple[float, ...] = (0.1, 0.05), no_sink: bool = False) -> Purity:
     """Label heads by their mean scores over sequences; by default over all keys, as in arXiv 2605.31558.
 
     Args:
         records: Records of a training.
         gammas: Largest distances of a pure head's scores from 0 and 1.
-        along_path: Use the scores at all source tokens of hops instead of those at the last token.
         no_sink: Label sinks as such, and other heads by their scores without swaps of the first key.
     """
-    if no_sink and (along_path or not has_no_sink(records)):
+    if no_sink and not has_no_sink(records):
         raise ConfigError("scores without the first key are recorded at the last token, by versions from 0.2.0 on")
     for gamma in gammas:
         if not 0 <= gamma < 0.5:
             raise ConfigError(f"gamma is {gamma}: give a number from 0 to below 0.5")
-    ending = "_path" if along_path else "_no_sink" if no_sink else ""
+    ending = "_no_sink" if no_sink else ""
     s_pos, s_sym = (records[f"{name}{ending}"].double() for name in ("s_pos", "s_sym"))
     sink = sink_heads(records["sink_excess"].reshape(-1, 1)).view_as(s_pos) if no_sink else None
     codes = torch.stack([label(s_pos, s_sym, gamma, sink=sink) for gamma in gammas])
@@ -154,72 +154,58 @@ def _first(steps: Tensor, shares: Tensor, levels: tuple[float, ...]) -> Tensor:
     return torch.where(above.any(1), steps[first], -1)
 
 
-OVERALL = "overall"
-"""Name of the accuracy over all numbers of hops."""
-
-
 @dataclass(frozen=True)
 class Alignment:
     """Purity and accuracy over trainings that differ in their seeds.
 
     Attributes:
         pure: Number of heads that are pure at the end, by kind, one per training.
-        lags: Steps from learning a number of hops, or all of them (``overall``), to heads becoming pure, by kind and
-            hops: mean over the heads of each training, NaN without such heads or if it was not learned. Negative if
-            heads were pure first.
+        lags: Steps from an overall accuracy of 0.9 to heads becoming pure, by kind: mean over the heads of each
+            training, NaN without such heads or if it was not learned. Negative if heads were pure first.
         correlation: Correlation over the records of a training between the number of pure heads and accuracy; NaN if
             one of them is constant.
-        learned: Step at which the overall accuracy reached the level, -1 for never, one per training.
     """
 
     pure: dict[str, tuple[int, ...]]
-    lags: dict[tuple[str, int | str], tuple[float, ...]]
+    lags: dict[str, tuple[float, ...]]
     correlation: tuple[float, ...]
-    learned: tuple[int, ...]
 
     def pure_interval(self, kind: str) -> Interval:
         """Return the mean number of heads that are pure at the end, with its interval over trainings."""
         return interval([float(count) for count in self.pure[kind]])
 
-    def lag_interval(self, kind: str, hops: int | str = OVERALL) -> Interval | None:
+    def lag_interval(self, kind: str) -> Interval | None:
         """Return the mean lag with its interval over the trainings that have one; None if none has."""
-        return interval_of_known(self.lags[kind, hops])
+        return interval_of_known(self.lags[kind])
 
     def correlation_interval(self) -> Interval | None:
         """Return the mean correlation with its interval over trainings; None if none has one."""
         return interval_of_known(self.correlation)
 
 
-def align(runs: Sequence[Records], *, gamma: float = 0.1, level: float = 0.9) -> Alignment:
-    """Compare the purity of heads with accuracy over training.
+def align(runs: Sequence[Records]) -> Alignment:
+    """Compare the purity of heads (γ = 0.1) with accuracy over training.
 
     Args:
         runs: Records of trainings of the same task and model with different seeds.
-        gamma: Largest distance of a pure head's scores from 0 and 1.
-        level: The accuracy that counts as learned.
     """
     if not runs or any(not torch.equal(run["hops"], runs[0]["hops"]) for run in runs):
         raise ConfigError("give the records of one or more trainings, all on the same numbers of hops")
-    names: list[int | str] = [*runs[0]["hops"].tolist(), OVERALL]
     pure: dict[str, list[int]] = {kind: [] for kind in PURE}
-    lags: dict[tuple[str, int | str], list[float]] = {(kind, name): [] for kind in PURE for name in names}
-    correlation, learned = [], []
+    lags: dict[str, list[float]] = {kind: [] for kind in PURE}
+    correlation = []
     for run in runs:
-        purity, learning = find_purity(run, gammas=(gamma,)), find_learning(run, levels=(level,))
-        passed = torch.cat([learning.passed[0], learning.overall])
-        learned.append(int(learning.overall))
+        purity, learned = find_purity(run, gammas=(_GAMMA,)), int(find_learning(run, levels=(_LEVEL,)).overall)
         for kind in PURE:
             since = purity.since[0][purity.final[0] == LABELS.index(kind)]
             pure[kind].append(len(since))
-            for name, step in zip(names, passed.tolist(), strict=True):
-                lags[kind, name].append(float(since.double().mean()) - step if len(since) and step >= 0 else math.nan)
+            lags[kind].append(float(since.double().mean()) - learned if len(since) and learned >= 0 else math.nan)
         heads = purity.counts[0][:, [LABELS.index(kind) for kind in PURE]].sum(-1)
         correlation.append(_correlation(heads.double(), overall_accuracy(run)))
     return Alignment(
         pure={kind: tuple(counts) for kind, counts in pure.items()},
-        lags={key: tuple(values) for key, values in lags.items()},
+        lags={kind: tuple(values) for kind, values in lags.items()},
         correlation=tuple(correlation),
-        learned=tuple(learned),
     )
 
 
@@ -235,7 +221,6 @@ def interval_of_known(values: Sequence[float]) -> Interval | None:
     return interval(known) if known else None
 
 
-_GAMMA, _LEVEL = 0.1, 0.9
 _SCORES = {"s_pos": "positional score", "s_sym": "symbolic score", "r": "r"}
 
 

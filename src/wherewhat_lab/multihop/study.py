@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from wherewhat.boundary import MOST_TOKENS, check_at_most, check_distinct
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import remove
@@ -31,7 +33,7 @@ from wherewhat_lab.config import LabConfig, TrainConfig
 from wherewhat_lab.model import LabModel
 from wherewhat_lab.multihop.accuracy import EXTRA, Accuracy, accuracy_by_extra, measure_accuracy
 from wherewhat_lab.multihop.scores import best_step, hold_out, multihop_recorder
-from wherewhat_lab.study import complete_run
+from wherewhat_lab.study import complete_once, complete_run
 from wherewhat_lab.tasks import find_task
 from wherewhat_lab.tasks.task import Sequences, SequenceTask
 from wherewhat_lab.training import (
@@ -96,7 +98,9 @@ def train(
     model_config = replace(model_config, vocabulary=task.vocabulary)
     if sequences is None:
         sequences = task.splits(train_config.sequences, train_config.data_seed)[0]
-    _check_fits(sequences, model_config)
+    low, high = torch.cat([sequences.tokens.flatten(), sequences.answers]).aminmax()
+    if low < 0 or high >= task.vocabulary:
+        raise ConfigError(f"sequences hold tokens {int(low)} to {int(high)}: the vocabulary has {task.vocabulary}")
     return run_training(
         model_config,
         train_config,
@@ -109,14 +113,6 @@ def train(
         progress=progress,
         device=on,
     )
-
-
-def _check_fits(sequences: Sequences, model_config: LabConfig) -> None:
-    """Check that all tokens are in the model's vocabulary."""
-    tokens, answers = sequences.tokens, sequences.answers
-    low, high = int(min(tokens.min(), answers.min())), int(max(tokens.max(), answers.max()))
-    if low < 0 or high >= model_config.vocabulary:
-        raise ConfigError(f"sequences hold tokens {low} to {high}: the vocabulary has {model_config.vocabulary}")
 
 
 _GIVEN = ("vocabulary", "seed")
@@ -267,7 +263,6 @@ def train_and_record(
     progress: Progress | None = None,
     scored: int = 256,
     tested: int = 1024,
-    along_path: bool = True,
 ) -> MultihopRun:
     """Train a model and record the scores of its heads and its accuracy during training.
 
@@ -280,71 +275,54 @@ def train_and_record(
         progress: Progress callback.
         scored: Held-out sequences that heads are scored on.
         tested: Held-out sequences that accuracy is measured on.
-        along_path: Also score the other source tokens of hops.
     """
-    recorded: dict[str, Any] = {"scored": scored, "tested": tested, "along_path": along_path}
+    progress = progress or Silent()
+    # Heads are always scored along the path; runs are found again by all of these names.
+    recorded = {"scored": scored, "tested": tested, "along_path": True}
     config = study_config(STUDY, **setup.values(), **recorded, device=device.partition(":")[0], versions=versions())
     name = f"multihop-{setup.name}-{setup.model.encoding}-seed{setup.model.seed}"
     run = RunDirectory.open(out, name=name, config=config)
-    if not run.is_complete:
-        progress = progress or Silent()
-        with run.lock(on_wait=progress.say):
-            if not run.is_complete:  # no other process finished it meanwhile
-                _train_and_test(run, setup, device=device, progress=progress, **recorded)
-            remove(run.path / RECORDS_FILE)
-    return MultihopRun(run)
 
+    def complete() -> None:
+        training, validation, testing = setup.task.splits(setup.training.sequences, setup.training.data_seed)
+        held_out = hold_out(validation, scored=min(scored, len(validation)), tested=min(tested, len(validation)))
+        kept = load_intact(run.path / BEST_FILE, progress) is not None
+        if not kept:  # a training that began without it has to start from step 0
+            for name in (MODEL_FILE, STATE_FILE, RECORDS_FILE):
+                remove(run.path / name)
+        recorder = multihop_recorder(held_out, path=run.path / RECORDS_FILE, identity=run.config_hash)
 
-def _train_and_test(
-    run: RunDirectory,
-    setup: Setup,
-    *,
-    device: str,
-    progress: Progress,
-    scored: int,
-    tested: int,
-    along_path: bool,
-) -> None:
-    """Do what is missing of a run: training, records, checkpoints, test. Only for the holder of the run's lock."""
-    training, validation, testing = setup.task.splits(setup.training.sequences, setup.training.data_seed)
-    most = len(validation)
-    held_out = hold_out(validation, scored=min(scored, most), tested=min(tested, most))
-    kept = load_intact(run.path / BEST_FILE, progress) is not None
-    if not kept:  # a training that began without it has to start from step 0
-        for name in (MODEL_FILE, STATE_FILE, RECORDS_FILE):
-            remove(run.path / name)
-    recorder = multihop_recorder(
-        held_out, path=run.path / RECORDS_FILE, identity=run.config_hash, along_path=along_path
-    )
+        def record_and_keep_best(step: int, model: LabModel) -> None:
+            recorder(step, model)
+            if best_step(recorder.records.until(step)) == step:
+                save_model(model, run.path / BEST_FILE, identity={"step": step})
 
-    def record_and_keep_best(step: int, model: LabModel) -> None:
-        recorder(step, model)
-        if best_step(recorder.records.until(step)) == step:
-            save_model(model, run.path / BEST_FILE, identity={"step": step})
+        def test(model: LabModel) -> TensorTable:
+            best = load_model(run.path / BEST_FILE, device=str(model.embedding.device))
+            tables = {prefix: measure_accuracy(net, testing).table() for prefix, net in (("", model), (_BEST, best))}
+            return {f"{prefix}{name}": one for prefix, table in tables.items() for name, one in table.items()}
 
-    def test(model: LabModel) -> TensorTable:
-        best = load_model(run.path / BEST_FILE, device=str(model.embedding.device))
-        tables = {prefix: measure_accuracy(one, testing).table() for prefix, one in (("", model), (_BEST, best))}
-        return {f"{prefix}{name}": one for prefix, table in tables.items() for name, one in table.items()}
-
-    complete_run(
-        run,
-        recorder,
-        train=lambda record: train(
-            setup.task,
-            setup.model,
-            setup.training,
-            record=None if record is None and kept else record_and_keep_best,
-            directory=run.path,
-            progress=progress,
+        complete_run(
+            run,
+            recorder,
+            train=lambda record: train(
+                setup.task,
+                setup.model,
+                setup.training,
+                record=None if record is None and kept else record_and_keep_best,
+                directory=run.path,
+                progress=progress,
+                device=device,
+                sequences=training,
+            ),
+            part=TEST,
+            measure=test,
             device=device,
-            sequences=training,
-        ),
-        part=TEST,
-        measure=test,
-        device=device,
-        files=[MODEL_FILE, BEST_FILE],
-    )
+            files=[MODEL_FILE, BEST_FILE],
+        )
+
+    complete_once(run, complete, progress=progress)
+    return MultihopRun(run)
 
 
 def open_run(path: Path) -> MultihopRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -155,13 +156,13 @@ def roles_table(run: MultihopRun, count: int) -> Table:
     model, task = run.model(), run.setup.task
     sequences = task.sample(count, seed=3)
     found = find_roles(model, task, sequences)
-    lost = ablate_heads(model, sequences).change.mean(-1)
+    lost = ablate_heads(model, sequences).mean(-1)
     patched = patch_heads(model, sequences, other_sequences(sequences))
     rows = []
     for role in found.heads:
         at = (role.layer, role.head)
         on_next, on_self = (float(weight[at][1:].nanmean()) for weight in (found.on_next, found.on_self))
-        follows = float(patched.shares[at].nanmean())
+        follows = float(patched[at].nanmean())
         effects = (f"{on_next:.2f}", f"{on_self:.2f}", f"{float(lost[at]):+.2f}", f"{follows:.2f}")
         rows.append([*map(str, at), role.role, *effects])
     return filled_table(
@@ -246,30 +247,21 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
         raise ConfigError(f"--longest is {longest}: inputs of at most {LONGEST} tokens can be checked")
     if kind == "fourier":
         return [_fourier_table(min(longest, _LONGEST_FOURIER))]
-    lengths = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+    task: IndexTask | RetrievalTask
     if kind == "index":
-        theta = INDEX_ANGLE
-        index = IndexTask(target=min(16, longest - 1))
-        model = index_transformer(index, theta=theta, longest=longest)
-        checked = check_randomly(model, index, longest=longest, progress=progress)
-        gaps = [
-            (index_discrepancy(n, theta, at="worst"), index_bound(n, theta), index_discrepancy(n, theta))
-            for n in lengths
-        ]
+        task, theta = IndexTask(target=min(16, longest - 1)), INDEX_ANGLE
+        model = index_transformer(task, theta=theta, longest=longest)
+        discrepancy, bound, query = partial(index_discrepancy, theta=theta), partial(index_bound, theta=theta), 0
     else:
-        retrieval = RetrievalTask(target=min(8, longest - 1))
-        omega = letter_angle(retrieval)
+        task = RetrievalTask(target=min(8, longest - 1))
+        omega = letter_angle(task)
         theta = min(RETRIEVAL_ANGLE, 0.9 * omega / (2 * longest))
-        model = retrieval_transformer(retrieval, theta=theta, longest=longest)
-        checked = check_randomly(model, retrieval, longest=longest, progress=progress)
-        gaps = [
-            (
-                retrieval_discrepancy(n, theta, omega, at="worst"),
-                retrieval_bound(n - 1, theta, omega),
-                retrieval_discrepancy(n, theta, omega),
-            )
-            for n in lengths
-        ]
+        model = retrieval_transformer(task, theta=theta, longest=longest)
+        discrepancy = partial(retrieval_discrepancy, theta=theta, omega=omega)
+        bound = partial(retrieval_bound, theta=theta, omega=omega)
+        query = 1  # of the largest distance: n tokens have distances up to n - 1
+    checked = check_randomly(model, task, longest=longest, progress=progress)
+    gaps = {n: (discrepancy(n, at="worst"), bound(n - query), discrepancy(n)) for n in (2**i for i in range(2, 11))}
     correct = filled_table(
         f"{kind}, θ = {theta:.4g}, constructed for up to {longest} tokens",
         ("inputs", "wrong", "smallest margin"),
@@ -279,7 +271,7 @@ def construction_tables(kind: str, longest: int, *, progress: Progress | None = 
     gap = filled_table(
         "discrepancy: largest minus second largest logit",
         ("tokens", "worst input", "its bound", "best input"),
-        [[f"{n:,}", *(f"{value:.3g}" for value in values)] for n, values in zip(lengths, gaps, strict=True)],
+        [[f"{n:,}", *(f"{value:.3g}" for value in values)] for n, values in gaps.items()],
         caption="The theorem bounds the worst input. Below 0 another key has the largest logit.",
         left=(),
     )

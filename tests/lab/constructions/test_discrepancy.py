@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from wherewhat_lab.constructions.discrepancy import (
     index_bound,
     index_discrepancy,
     measured_discrepancy,
-    predicted_failure_length,
     retrieval_bound,
     retrieval_discrepancy,
 )
@@ -61,20 +61,19 @@ def test_models_have_the_exact_discrepancy():
     task = IndexTask(target=15, symbols=3)
     sequences = task.sample(200, seed=0)
     attention = index_transformer(task, theta=FAST, temperature=1.0).attention(sequences.tokens)[0]
-    found = measured_discrepancy(attention, right=sequences.path[:, 1])
+    values, margins = measured_discrepancy(attention), measured_discrepancy(attention, right=sequences.path[:, 1])
     # Angles are float32 products with positions up to 16.
     angles = rounding(8 * 16)
-    assert float(found.values.max()) == pytest.approx(index_discrepancy(16, FAST), abs=angles)
-    assert float(found.values.min()) == pytest.approx(index_discrepancy(16, FAST, at="worst"), abs=angles)
-    assert found.margins is not None
-    torch.testing.assert_close(found.margins, found.values, atol=1e-12, rtol=0)
-    assert bool((found.margins > 0).all())
+    assert float(values.max()) == pytest.approx(index_discrepancy(16, FAST), abs=angles)
+    assert float(values.min()) == pytest.approx(index_discrepancy(16, FAST, at="worst"), abs=angles)
+    torch.testing.assert_close(margins, values, atol=1e-12, rtol=0)
+    assert bool((margins > 0).all())
 
     task = RetrievalTask(target=4, letters=3, digits=1)
     sequences = task.sample(1500, seed=0)
     attention = retrieval_transformer(task, theta=0.05, temperature=0.5).attention(sequences.tokens)[0]
-    found = measured_discrepancy(attention, right=sequences.path[:, 1])
-    for value, at in ((found.values.max(), "best"), (found.values.min(), "worst")):
+    values = measured_discrepancy(attention)
+    for value, at in ((values.max(), "best"), (values.min(), "worst")):
         expected = retrieval_discrepancy(5, 0.05, letter_angle(task), at=at)
         assert float(value) == pytest.approx(2 * expected, abs=angles)
 
@@ -116,48 +115,18 @@ def test_measured_by_sorting():
     tokens = torch.randint(40, (6, 9), generator=torch.Generator().manual_seed(0))
     for attention in model.attention(tokens):
         right = torch.tensor([0, 1, 2, 3, 4, 8])
-        found = measured_discrepancy(attention, right=right)
+        found, margins = measured_discrepancy(attention), measured_discrepancy(attention, right=right)
         logits = attention.attn_scores()[:, :, -1].double()
-        assert found.margins is not None
         for head, row in itertools.product(range(2), range(6)):
             values = logits[row, head].tolist()
             ordered = sorted(values, reverse=True)
-            assert float(found.values[head, row]) == pytest.approx(ordered[0] - ordered[1], abs=1e-12)
+            assert float(found[head, row]) == pytest.approx(ordered[0] - ordered[1], abs=1e-12)
             at_right = values.pop(int(right[row]))
-            assert float(found.margins[head, row]) == pytest.approx(at_right - max(values), abs=1e-12)
-        assert measured_discrepancy(attention).margins is None
+            assert float(margins[head, row]) == pytest.approx(at_right - max(values), abs=1e-12)
         with pytest.raises(MeasureError, match="must be one position from 0 to 8"):
             measured_discrepancy(attention, right=right + 1)
     with pytest.raises(MeasureError, match="fewer than two keys"):
         measured_discrepancy(model.attention(tokens[:, :1])[0])
-
-
-def mass_of_right_key(model, task, extra, place):
-    sequences = task.sample(1, seed=0, extra=extra)
-    sequences = sequences.select(torch.tensor([0]))
-    tokens = sequences.tokens.clone()
-    tokens[0, -1] = task.symbols + task.target - place - 1
-    pattern = model.attention(tokens)[0].pattern(slice(-1, None))[0, 0, 0]
-    return float(pattern[extra + place])
-
-
-def test_predicted_length_of_index_is_where_the_model_fails():
-    task = IndexTask(target=12, symbols=2)
-    temperature = 2e-4
-    model = index_transformer(task, theta=FAST, temperature=temperature)
-    for place in (0, 5, 11):
-        m = task.target - place
-        predicted = predicted_failure_length(
-            torch.polar(torch.ones(1), torch.tensor([-m * FAST])),
-            torch.polar(torch.ones(1, 1), torch.tensor([[-m * FAST]])),
-            torch.tensor([FAST], dtype=torch.float64),
-            distance=m,
-            scale=1 / temperature,
-        )
-        assert predicted is not None
-        # One token more takes the mass from 0.61 to 0.38.
-        assert mass_of_right_key(model, task, predicted - 14, place) > 0.55
-        assert mass_of_right_key(model, task, predicted - 13, place) <= 0.45
 
 
 def test_predicted_lengths_of_heads_are_where_index_fails():
@@ -171,8 +140,7 @@ def test_predicted_lengths_of_heads_are_where_index_fails():
             pattern = model.attention(longer.tokens)[0].pattern(slice(-1, None))[:, 0, 0]
             mass = pattern.gather(1, longer.path[:, 1:2])[:, 0]
             assert float((mass - 0.5).abs().min()) > 0.01  # none is a matter of rounding
-            assert torch.equal(mass > 0.5, found.lengths[0] > n)
-            assert float(found.surviving(n)) == pytest.approx(float((mass > 0.5).double().mean()))
+            assert torch.equal(mass > 0.5, found[0] > n)
 
 
 def test_predicted_lengths_of_retrieval_come_near():
@@ -185,33 +153,28 @@ def test_predicted_lengths_of_retrieval_come_near():
         longer = task.sample(200, seed=4, extra=n - 17)
         pattern = model.attention(longer.tokens)[0].pattern(slice(-1, None))[:, 0, 0]
         kept = (pattern.gather(1, longer.path[:, 1:2])[:, 0] > 0.5).double().mean()
-        assert float(found.surviving(n)) == pytest.approx(float(kept), abs=0.1)
+        assert float((found[0] > n).double().mean()) == pytest.approx(float(kept), abs=0.1)
 
 
 def test_predicted_length_without_positions_is_a_matter_of_numbers():
     # A head that does not rotate, its right key ahead of all others by log 10: ten others take half of the mass.
-    predicted = predicted_failure_length(
-        torch.tensor([math.log(10) + 1e-6 + 0j], dtype=torch.complex128),
-        torch.zeros(3, 1) + 0j,
-        torch.zeros(1),
-        distance=2,
-    )
-    assert predicted == 12
-    assert predicted_failure_length(torch.tensor([9 + 0j]), torch.zeros(1, 1) + 0j, torch.zeros(1), distance=2) is None
-    assert predicted_failure_length(torch.tensor([0j]), torch.ones(1, 1) + 0j, torch.zeros(1), distance=7) == 8
+    model = index_transformer(IndexTask(target=4, symbols=2), theta=FAST, temperature=1.0)
+    attention = model.attention(torch.tensor([[0, 0, 0, 0, 2]]))[0]
+    k = torch.zeros_like(attention.rot_k)
+    k[:, :, 3, 0] = (math.log(10) + 1e-6) / attention.rot_q[:, :, -1, 0]
+    still = replace(attention, rot_k=k, rotation=None)
+    assert head_failure_lengths(still, torch.tensor([3])).tolist() == [[12]]
+    k[:, :, 3, 0] *= 9
+    assert head_failure_lengths(still, torch.tensor([3])).tolist() == [[math.inf]]
 
 
 def test_wrong_numbers(subtests):
-    one = torch.ones(1), torch.ones(1, 1), torch.ones(1)
     for make, message in (
         (lambda: index_discrepancy(1, 1.0), "n is 1"),
         (lambda: index_discrepancy(5, 0.0), "theta is 0.0: give a positive angle"),
         (lambda: index_bound(5, math.nan), "theta is nan"),
         (lambda: retrieval_discrepancy(5, 0.1, 1.0), "omega is 1.0"),
         (lambda: retrieval_discrepancy(5, 0.1, 0.0), "omega is 0.0"),
-        (lambda: predicted_failure_length(torch.ones(2), torch.ones(2), torch.ones(2), distance=1), "right \\(2,\\)"),
-        (lambda: predicted_failure_length(*one, distance=1, share=1.0), "share is 1.0"),
-        (lambda: predicted_failure_length(*one, distance=9, longest=9), "distance is 9"),
     ):
         with subtests.test(message=message), pytest.raises(ConfigError, match=message):
             make()
@@ -223,4 +186,4 @@ def test_lengths_are_not_predicted_for_other_attention():
     with pytest.raises(MeasureError, match="not plain causal attention"):
         head_failure_lengths(attention, torch.tensor([2]))
     attention = LabModel(LabConfig(layers=1, encoding="nope")).attention(tokens)[0]
-    assert head_failure_lengths(attention, torch.tensor([2]), longest=9).lengths.shape == (1, 1)
+    assert head_failure_lengths(attention, torch.tensor([2]), longest=9).shape == (1, 1)

@@ -23,10 +23,10 @@ from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import effective_rank, next_token_loss
 from wherewhat_lab.encoding_study.corpus import read_corpus
 from wherewhat_lab.encoding_study.recipe import ENCODINGS
-from wherewhat_lab.encoding_study.scores import AXES, HeldOutText, by_head, fold, score, unfold
+from wherewhat_lab.encoding_study.scores import AXES, HeldOutText, score
 from wherewhat_lab.encoding_study.study import encoding_recorder
 from wherewhat_lab.model import LabModel
-from wherewhat_lab.subject import LabSubject
+from wherewhat_lab.subject import LabSubject, by_head, fold, unfold
 
 CONTEXT = RECIPE.training.context
 WATCH = replace(RECIPE.watch, plane_documents=2)
