@@ -42,9 +42,9 @@ def plain(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def faint(colour: str) -> str:
+def faint(solid: str) -> str:
     """Return a colour for the band of a line."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = (int(solid[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.18)"
 
 
@@ -57,15 +57,25 @@ DARK = {
 """Colours on a dark page by those on a light one."""
 
 
+def colour(index: int) -> str:
+    """Return the colour of one of several series."""
+    return COLOURS[index % len(COLOURS)]
+
+
 def line_style(index: int, *, dashed: bool = False) -> dict[str, str]:
     """Return colour and dash of one of several lines; ``dashed`` lines all differ in dash, others if colours repeat."""
     repeated = index if dashed else index // len(COLOURS)
-    return {"color": COLOURS[index % len(COLOURS)], "dash": DASHES[repeated % len(DASHES)]}
+    return {"color": colour(index), "dash": DASHES[repeated % len(DASHES)]}
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """Return an axis with an escaped title."""
     return {"title": {"text": plain(title)}, **more}
+
+
+def trace(kind: str, **attributes: Any) -> Trace:
+    """Return a trace of one of Plotly's types."""
+    return {"type": kind, **attributes}
 
 
 def chart(traces: list[Trace], *, x: Mapping[str, Any], y: Mapping[str, Any], top: int = 40, **layout: Any) -> Chart:
@@ -74,20 +84,20 @@ def chart(traces: list[Trace], *, x: Mapping[str, Any], y: Mapping[str, Any], to
     return {"data": traces, "layout": {"xaxis": x, "yaxis": y, "legend": LEGEND, "margin": margin, **layout}}
 
 
-def level(value: float, colour: str, *, along: str = "x", width: float = 1, **axes: str) -> dict[str, Any]:
+def level(value: float, shade: str, *, along: str = "x", width: float = 1, **axes: str) -> dict[str, Any]:
     """Return a dotted line across the chart at a value of the other axis."""
     across = "y" if along == "x" else "x"
     ends = {f"{along}ref": "paper", f"{along}0": 0, f"{along}1": 1, f"{across}0": value, f"{across}1": value}
-    return {"type": "line", **ends, "line": {"color": colour, "width": width, "dash": "dot"}, **axes}
+    return {"type": "line", **ends, "line": {"color": shade, "width": width, "dash": "dot"}, **axes}
 
 
 def band(x: Sequence[Any], low: Numbers, high: Numbers, *, index: int, group: str, **axes: Any) -> list[Trace]:
     """Return two traces, the space between which is filled; none where there is no interval."""
     if all(bound is None for bound in low):
         return []
-    edge = {"type": "scatter", "mode": "lines", "x": x, "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
-    edge |= {"legendgroup": group, **axes}
-    filled = {"fill": "tonexty", "fillcolor": faint(COLOURS[index % len(COLOURS)])}
+    edge = trace("scatter", mode="lines", x=x, line={"width": 0}, showlegend=False, hoverinfo="skip", **axes)
+    edge["legendgroup"] = group
+    filled = {"fill": "tonexty", "fillcolor": faint(colour(index))}
     return [{**edge, "y": low}, {**edge, "y": high, **filled}]
 
 
@@ -119,19 +129,11 @@ def line_with_band(
         axes: Names of its axes.
     """
     value = "%{text}" if words else "%{fullData.name}: %{y:.3f}"
-    line = {
-        "type": "scatter",
-        "mode": mode,
-        "x": x,
-        "y": mean,
-        "name": plain(name),
-        "legendgroup": name,
-        "hovertemplate": f"%{{x}}: {value}<extra></extra>",
-        "line": {**line_style(index, dashed=True), "shape": shape},
-        "marker": {"symbol": MARKS[index % len(MARKS)], "size": 7},
-        **({"text": [f"{plain(name)}: {text}" for text in words]} if words else {}),
-        **axes,
-    }
+    line = trace("scatter", mode=mode, x=x, y=mean, name=plain(name), legendgroup=name, **axes)
+    line |= {"text": [f"{plain(name)}: {text}" for text in words]} if words else {}
+    line |= {"hovertemplate": f"%{{x}}: {value}<extra></extra>", "line": line_style(index, dashed=True)}
+    line["line"]["shape"] = shape
+    line["marker"] = {"symbol": MARKS[index % len(MARKS)], "size": 7}
     if low is None or high is None:
         return [line]
     return [*band(x, low, high, index=index, group=name, **axes), {**line, "meta": {"low": low, "high": high}}]

@@ -85,10 +85,8 @@ def curve_of_head(run: StoredRun, *, layer: int = 0, head: int = 0, document: in
     distances = drawn_distances(max(a.shape[1] for a in terms))
     centred, _ = centred_curves(terms, distances)
     mean, half = band(centred)
-    low, middle, high, own = (rounded_list(a[0]) for a in (mean - half, mean, mean + half, centred[document]))
-    drawn = charts.head_curve(
-        distances, own, name=run.documents[document], mean=middle, low=low, high=high, documents=len(terms)
-    )
+    middle, own = [rounded_list(a[0]) for a in (mean, mean - half, mean + half)], rounded_list(centred[document, 0])
+    drawn = charts.head_curve(distances, own, middle, name=run.documents[document], documents=len(terms))
     return framed(drawn, f"Distance term of layer {layer}, head {head}: {run.title}")
 
 
@@ -233,14 +231,14 @@ def place_of_head(run: StoredRun, *, layer: int = 0, head: int = 0, all_keys: bo
     return framed(drawn, f"Layer {layer}, head {head} among all heads: {run.title}")
 
 
-def _of_section(title: str, measurement: str, show: Show, draw: Callable[[Any], Chart]) -> Callable[..., Figure]:
-    """Return the function that draws what a page shows of a run of one measurement."""
+def _of_section(title: str, measurement: str, show: Show, name: str) -> Callable[..., Figure]:
+    """Return the function that draws a chart of a page from a run of one measurement."""
 
     def drawn(run: StoredRun) -> Figure:
         section = show(run) if run.measurement.name == measurement else None
         if section is None:
             raise ConfigError(f"{run.measurement.name} has no {title.lower()}: give a run of {measurement}")
-        return framed(draw(section), f"{title}: {run.title}")
+        return framed(charts.SECTIONS[name][1](section), f"{title}: {run.title}")
 
     return drawn
 
@@ -253,17 +251,15 @@ FIGURES: dict[str, Callable[..., Figure]] = {
     "distance": distance_terms,
     "curve": curve_of_head,
     "planes": planes_of_head,
-    "order": _of_section("Order of keys by dummy distance", "distance", controlled_distance, charts.key_order),
-    "drift": _of_section("Drift by dummy distance", "distance", controlled_distance, charts.drift),
-    "band_scores": _of_section("Scores by frequency band", "frequencies", bands, charts.band_scores),
-    "band_losses": _of_section("Loss by frequency band", "frequencies", bands, charts.band_losses),
+    "order": _of_section("Order of keys by dummy distance", "distance", controlled_distance, "distance"),
+    "drift": _of_section("Drift by dummy distance", "distance", controlled_distance, "drift"),
+    "band_scores": _of_section("Scores by frequency band", "frequencies", bands, "band-scores"),
+    "band_losses": _of_section("Loss by frequency band", "frequencies", bands, "band-losses"),
     "rates": loss_by_rate,
-    "increase": _of_section("Loss increase", "perturb", perturbation, charts.increase),
-    "increase_untouched": _of_section(
-        "Loss increase on unchanged targets", "perturb", perturbation, charts.increase_untouched
-    ),
-    "positions": _of_section("Loss by position", "extend", lengths, charts.length_loss),
-    "cost": _of_section("Loss against the unmodified model", "extend", lengths, charts.length_cost),
+    "increase": _of_section("Loss increase", "perturb", perturbation, "perturb-all"),
+    "increase_untouched": _of_section("Loss increase elsewhere", "perturb", perturbation, "perturb-untouched"),
+    "positions": _of_section("Loss by position", "extend", lengths, "length-loss"),
+    "cost": _of_section("Difference to the unmodified model", "extend", lengths, "length-cost"),
 }
 """Figures by name; each takes a run and its own options."""
 

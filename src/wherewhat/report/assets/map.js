@@ -14,7 +14,9 @@ function drawRange() {
   if (!data.metrics[chosen.metric]) return;
   const { data: traces, layout } = variant(modelCharts().range, chosen.metric);
   const annotations = layout.annotations.map((note) => (note.name === chosen.weights ? { ...note, text: note.text.replace(note.name, `<b>${note.name}</b>`) } : note));
-  draw("range", { data: traces, layout: { ...layout, annotations } });
+  // Plotly warns about numbers as colours of bars, though it draws them.
+  const painted = ({ color, cmin, cmax, line }) => ({ color: color.map((bin) => colourAt(VIRIDIS, (bin - cmin) / (cmax - cmin))), line });
+  draw("range", { data: traces.map((bars) => ({ ...bars, marker: painted(bars.marker) })), layout: { ...layout, annotations } });
 }
 // The frame around the chosen head, an element above the map, which would take long to draw again.
 function placeBox() {
