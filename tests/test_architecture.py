@@ -21,7 +21,9 @@ LAYERS = ("text", "models", "captures", "caches", "lengths", "measures", "runs",
 LAB = "wherewhat_lab"
 """The package of small models, which imports wherewhat and is attached to it by entry points."""
 
-FOUNDATION = ("errors", "boundary", "options", "imports", "numerics", "files", "hashes", "progress", "scores")
+FOUNDATION = (
+    "errors", "boundary", "options", "imports", "numerics", "files", "hashes", "progress", "scores", "chart_style",
+)  # fmt: skip
 """Modules that every folder may import and that import no folder."""
 
 

@@ -64,15 +64,12 @@ def page(made):
     return model
 
 
-def joined(first, other):
-    """What the page's script makes of the first of several charts and of the difference to another."""
-    if not isinstance(first, dict | list) or not isinstance(other, dict):
-        return other
-    whole = dict(first) if isinstance(first, dict) else list(first)
-    for key, value in other.items():
-        at = key if isinstance(first, dict) else int(key)
-        whole[at] = joined(first[at] if isinstance(first, list) or at in first else None, value)
-    return whole
+def emptied(part):
+    """A chart without the arrays of its traces, which the page's script fills in."""
+    if "data" in part:
+        return {**part, "data": [emptied(trace) for trace in part["data"]]}
+    kept = {name: value for name, value in part.items() if not isinstance(value, list)}
+    return {name: emptied(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def without_frame(shown):
@@ -102,19 +99,18 @@ def test_curves_are_the_figures_of_their_runs(runs, page, name):
 
 def test_charts_of_a_choice_have_the_style_of_their_figures(runs, page):
     for version, all_keys in enumerate((False, True)):
-        shown = joined(page["scatter"][0], page["scatter"][1]) if version else page["scatter"][0]
-        assert without_frame(shown) == in_python(runs, "scatter", all_keys=all_keys)
+        assert without_frame(page["scatter"][version]) == in_python(runs, "scatter", all_keys=all_keys)
     for name in ("curve", "place"):
         shown, expected = without_frame(page[name]), in_python(runs, name, layer=1, head=2)
-        assert charts.emptied(shown) == charts.emptied(expected)
-    shown, expected = (charts.emptied(one) for one in (without_frame(page["map"]), in_python(runs, "map")))
+        assert emptied(shown) == emptied(expected)
+    shown, expected = (emptied(one) for one in (without_frame(page["map"]), in_python(runs, "map")))
     for part in (shown["data"][0]["colorbar"], *shown["layout"].values()):
         for size in ("thickness", "len", "showgrid"):
             part.pop(size, None)
     assert shown == expected
     for layer in range(2):
         expected = in_python(runs, "planes", layer=layer, head=1)
-        shown = without_frame(joined(page["planes"][0], page["planes"][layer]) if layer else page["planes"][0])
+        shown = without_frame(page["planes"][0])  # both layers have the same planes
         assert len(expected["data"][0].pop("y")) == len(shown["data"][0]["x"])
         assert shown["data"][0].pop("y") == []
         assert shown == expected
@@ -124,7 +120,7 @@ def test_distributions_of_all_metrics(runs, page, made):
     """The page has control models beside the run's own weights, which are first."""
     (model,) = made.report.data["models"]
     for number, metric in enumerate(model["metrics"]):
-        shown = without_frame(joined(page["range"][0], page["range"][number]) if number else page["range"][0])
+        shown = without_frame(page["range"][number])
         (own,) = without_frame(figure(runs[metric["measurement"]], "range", metric=metric["id"]))["data"]
         bars = next(trace for trace in shown["data"] if trace["name"] == own["name"])
         assert sum(bars["y"]) == sum(own["y"])

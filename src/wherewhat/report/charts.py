@@ -1,7 +1,6 @@
 """Every chart of a page as plain Plotly JSON, from the same data as the page; figures of notebooks are these charts.
 
-A chart that depends on what the reader chooses is stored without its arrays, see :func:`emptied`; the page's script
-fills in those of the choice.
+A chart of a head or metric that the reader chooses is stored with empty arrays; the page's script fills them in.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def head_map(layers: Mapping[int, Sequence[float | None]], *, title: str, unit: 
 
 def _page_map(model: Data) -> Chart:
     """Return the map of a model without numbers, in the size of the page."""
-    drawn: Chart = emptied(head_map({}, title="", unit="", names=()))
+    drawn = head_map({}, title="", unit="", names=())
     drawn["data"][0]["colorbar"] |= {"thickness": 12, "len": 1}
     for name, size, step in (("xaxis", max(model["heads"]), 4), ("yaxis", len(model["layers"]), 5)):
         drawn["layout"][name] |= {"dtick": step if size > 12 else 1, "showgrid": False}
@@ -372,39 +371,20 @@ def _model_charts(model: Data) -> dict[str, Any]:
     shared = any("share" in record for of_layer in model["records"] for record in of_layer)
     title = "share of variance" if shared else "use"
     name, documents = model["texts"][0]["document"], model["sizes"]["axes"]["documents"]
-    curve = head_curve([], [], ([], [0], [0]), name=name, documents=documents)
+    planes = model["turns"]
     return {
         **{name: draw(model[part]) for name, (part, draw) in SECTIONS.items() if model[part]},
         "map": _page_map(about),
-        "range": variants([distribution(metric, own=about["weights"]) for metric in model["metrics"]]),
-        "curve": emptied(curve),
-        "planes": variants([head_planes(turns or [], [], title=title) for turns in model["turns"]]),
-        "scatter": variants([plane(layers, version) for version in versions]),
-        "place": emptied(head_place(layers, versions[0], layer=0, head=0)) if versions else None,
+        "range": [distribution(metric, own=about["weights"]) for metric in model["metrics"]],
+        "curve": head_curve([], [], ([], [0], [0]), name=name, documents=documents),
+        # Layers with the same planes share a chart; the others have the number of the first of them.
+        "planes": [
+            head_planes(turns or [], [], title=title) if at == planes.index(turns) else planes.index(turns)
+            for at, turns in enumerate(planes)
+        ],
+        "scatter": [plane(layers, version) for version in versions],
+        "place": head_place([], versions[0], layer=0, head=0) if versions else None,
     }
-
-
-def emptied(part: Any) -> Any:
-    """Return a chart without the arrays of its traces, which the page's script fills in."""
-    if "data" in part:
-        return {**part, "data": [emptied(each) for each in part["data"]]}
-    kept = {name: value for name, value in part.items() if not isinstance(value, list)}
-    return {name: emptied(value) if isinstance(value, dict) else value for name, value in kept.items()}
-
-
-def variants(charts: Sequence[Chart]) -> list[Any]:
-    """Return the first of several charts, and of the others only what differs from it."""
-    return [_difference(charts[0], each) if number else each for number, each in enumerate(charts)]
-
-
-def _difference(first: Any, other: Any) -> Any:
-    """Return what to put into one part of a chart for another: objects by key, lists of as many objects by index."""
-    if isinstance(first, list) and first and isinstance(first[0], dict) and len(first) == len(other):
-        first, other = dict(enumerate(first)), dict(enumerate(other))
-    if not isinstance(first, dict) or not isinstance(other, dict):
-        return other
-    changed = {name: _difference(first.get(name), value) for name, value in other.items() if value != first.get(name)}
-    return {**changed, **{name: None for name in first if name not in other}}
 
 
 def referenced(charts: Any, data: Any) -> Any:

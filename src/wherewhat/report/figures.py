@@ -21,7 +21,7 @@ from wherewhat.report.data import band, centred_curves, drawn_distances, head_va
 from wherewhat.report.run_sections import bands, controlled_distance, lengths, perturbation, swaps
 from wherewhat.report.views import view_of
 from wherewhat.runs.results import StoredRun
-from wherewhat.scores import NON_NEGATIVE, Metric
+from wherewhat.scores import NON_NEGATIVE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -171,24 +171,22 @@ def map_of_heads(run: StoredRun, *, metric: str | None = None) -> Figure:
         run: A finished run.
         metric: Name of the metric; the measurement's first that heads have by default.
     """
-    name, words = _head_metric(run, metric)
-    title, unit = (name, "") if words is None else (words.title, words.unit)
+    name, title, unit = _head_metric(run, metric)
     drawn = charts.head_map(run.head_means(name), title=title, unit=unit, names=run.categories.get(name, ()))
     return framed(drawn, f"{title}: {run.title}")
 
 
 def distribution_over_heads(run: StoredRun, *, metric: str | None = None) -> Figure:
     """Draw the distribution of one metric over heads; the metric as for a map."""
-    name, words = _head_metric(run, metric)
-    title, unit = (name, "") if words is None else (words.title, words.unit)
+    name, title, unit = _head_metric(run, metric)
     weights = str(run.directory.config["weights"])
     values = {weights: head_values(run, name, sorted(run.head_means(name)))}
     metric_data = {"title": title, "unit": unit, "categories": run.categories.get(name, ()), "values": values}
     return framed(charts.distribution(metric_data, own=weights), f"{title}: {run.title}")
 
 
-def _head_metric(run: StoredRun, metric: str | None) -> tuple[str, Metric | None]:
-    """Return the name of a metric that heads have, by default the measurement's first, and its declaration."""
+def _head_metric(run: StoredRun, metric: str | None) -> tuple[str, str, str]:
+    """Return name, title and unit of a metric that heads have, by default of the measurement's first."""
     declared = {known.name: known for known in run.metrics}
     names = [name for name in declared if name in run.head_metrics] or run.head_metrics
     if not names:
@@ -196,7 +194,7 @@ def _head_metric(run: StoredRun, metric: str | None) -> tuple[str, Metric | None
     name = metric or names[0]
     if name not in run.head_metrics:
         raise ConfigError(f"heads have no metric {name!r} in this run: {nearest(name, run.head_metrics)}")
-    return name, declared.get(name)
+    return (name, declared[name].title, declared[name].unit) if name in declared else (name, name, "")
 
 
 def _swaps(run: StoredRun, *, all_keys: bool) -> tuple[list[int], dict[str, Any]]:

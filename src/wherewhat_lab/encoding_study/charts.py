@@ -39,11 +39,6 @@ def page_charts(data: Data) -> dict[str, Any]:
     }
 
 
-def event_titles(data: Data) -> dict[str, str]:
-    """Return the titles of the panels, without their units, by name."""
-    return {panel["name"]: panel["title"].partition(" (")[0] for panel in data["panels"]}
-
-
 def _curves(encodings: Sequence[Data], points: Sequence[tuple[list[Any], Data | None]], **layout: Any) -> Chart:
     """Draw a curve of each encoding that has one, given with its positions."""
     traces = []
@@ -117,7 +112,8 @@ def _over_time(data: Data) -> Chart:
 
 def _order(data: Data) -> Chart:
     """Draw the steps of all events, one row for each."""
-    titles, traces = event_titles(data), []
+    titles = {panel["name"]: panel["title"].partition(" (")[0] for panel in data["panels"]}
+    traces = []
     for index, one in enumerate(data["encodings"]):
         listed = [(event, *mark) for event in data["events"] for mark in _marks(one, event)]
         up, down = ([abs(mark[end] - mark["mid"]) for _, mark, *_ in listed] for end in ("high", "low"))

@@ -39,14 +39,6 @@ const mapped = (part, change) => (Array.isArray(part) ? part.map(change) : Objec
 const isPart = (part) => part !== null && typeof part === "object";
 const resolved = (part) => (!isPart(part) ? part : part.$ ? part.$.reduce((at, key) => at[key], stored) : mapped(part, resolved));
 const { dark: DARK, charts: CHARTS } = resolved(JSON.parse(by("figures").textContent));
-// One of several charts: the first, with what differs in another.
-function joined(part, other) {
-  if (!isPart(part) || !isPart(other) || Array.isArray(other)) return other;
-  const whole = Array.isArray(part) ? [...part] : { ...part };
-  for (const [key, value] of Object.entries(other)) whole[key] = joined(part[key], value);
-  return whole;
-}
-const variant = (charts, i) => (i ? joined(charts[0], charts[i]) : charts[0]);
 // A part of a chart in the colours of the page.
 const coloured = (part, key) => (isDark() && typeof part === "string" && /color$/.test(key) ? DARK[part] ?? part : isPart(part) && !(Array.isArray(part) && !isPart(part[0])) ? mapped(part, coloured) : part);
 function themed(layout) {

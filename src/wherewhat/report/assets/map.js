@@ -12,7 +12,7 @@ const ticksOf = (metric) => (metric.categories.length ? { tickvals: metric.categ
 // Distributions over heads of the model and its control models on one axis, in the colours of the map.
 function drawRange() {
   if (!data.metrics[chosen.metric]) return;
-  const { data: traces, layout } = variant(modelCharts().range, chosen.metric);
+  const { data: traces, layout } = modelCharts().range[chosen.metric];
   const annotations = layout.annotations.map((note) => (note.name === chosen.weights ? { ...note, text: note.text.replace(note.name, `<b>${note.name}</b>`) } : note));
   // Plotly warns about numbers as colours of bars, though it draws them.
   const painted = ({ color, cmin, cmax, line }) => ({ color: color.map((bin) => colourAt(VIRIDIS, (bin - cmin) / (cmax - cmin))), line });

@@ -25,7 +25,8 @@ function drawPlanes() {
   const packed = record();
   const name = packed.share ? "share" : "use";
   if (!packed[name] || !data.turns[chosen.layer]) return void Plotly.purge(by("planes"));
-  const { data: [bars], layout } = variant(modelCharts().planes, chosen.layer);
+  const charts = modelCharts().planes;
+  const { data: [bars], layout } = charts[charts[chosen.layer]] ?? charts[chosen.layer];
   const [y, pos, sym] = [name, "plane_pos", "plane_sym"].map((key) => packed[key] && unpack(packed[key]));
   const text = y.map((_, p) => (pos && pos[p] !== null ? `<br>alone: positional ${pos[p].toFixed(2)}, symbolic ${sym[p].toFixed(2)}` : ""));
   draw("planes", { data: [{ ...bars, y, text }], layout });

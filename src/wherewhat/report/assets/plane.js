@@ -1,5 +1,5 @@
 // 3. All heads by positional and symbolic score.
-const planeChart = (model) => variant(CHARTS.models[model].scatter, chosen.keys === "all" ? 1 : 0);
+const planeChart = (model) => CHARTS.models[model].scatter[chosen.keys === "all" ? 1 : 0];
 const sinkHeads = () => (data.swaps ? data.model.layers.flatMap((_, l) => Array.from({ length: data.model.heads[l] }, (_, h) => [l, h])).filter(([l, h]) => labelIn(data.swaps, l, h) === "sink") : []);
 const sinkMarks = () => (chosen.keys !== "all" && sinkHeads().length ? "Diamonds are sink heads." : "");
 // Which keys the scores are over; the label of sink heads where sinks are no class of their own.
