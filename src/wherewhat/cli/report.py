@@ -133,7 +133,7 @@ def export(
     ],
     figure: Annotated[
         str | None,
-        typer.Option(help="Name of the figure, such as map, plane, curve or positions (default: that of the measurement)."),
+        typer.Option(help="Name of the figure, such as map or curve (default: that of the measurement)."),
     ] = None,
     metric: Annotated[str | None, typer.Option(help="Metric of a map or range.")] = None,
     layer: Annotated[int | None, typer.Option(help="Layer of a figure of one head.")] = None,
