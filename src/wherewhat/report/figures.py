@@ -53,7 +53,7 @@ def framed(drawn: Chart, title: str) -> Figure:
     return figure
 
 
-def _distance_terms(run: StoredRun, layer: int, head: int) -> list[Tensor]:
+def _terms(run: StoredRun, layer: int, head: int) -> list[Tensor]:
     """Return the distance term of a head in every document, ``(distances,)`` each."""
     curves = [run.curve(layer, "a", document=index) for index in range(len(run.documents))]
     known = [curve for curve in curves if curve is not None]
@@ -66,9 +66,9 @@ def _distance_terms(run: StoredRun, layer: int, head: int) -> list[Tensor]:
     return [curve[head] for curve in known]
 
 
-def distance_terms(run: StoredRun, *, layer: int = 0, head: int = 0) -> Figure:
+def distance_curve(run: StoredRun, *, layer: int = 0, head: int = 0) -> Figure:
     """Draw the distance term a[d] of one head, one line for each document."""
-    terms = zip(run.documents, _distance_terms(run, layer, head), strict=True)
+    terms = zip(run.documents, _terms(run, layer, head), strict=True)
     traces = [
         {"type": "scatter", "y": a.tolist(), "mode": "lines", "name": plain(name), "line": line_style(index)}
         for index, (name, a) in enumerate(terms)
@@ -79,7 +79,7 @@ def distance_terms(run: StoredRun, *, layer: int = 0, head: int = 0) -> Figure:
 
 def curve_of_head(run: StoredRun, *, layer: int = 0, head: int = 0, document: int = 0) -> Figure:
     """Draw the centred distance term of one head in a document, and its mean over documents with 95 % intervals."""
-    terms = [a[None] for a in _distance_terms(run, layer, head)]
+    terms = [a[None] for a in _terms(run, layer, head)]
     if not 0 <= document < len(terms):
         raise ConfigError(f"there is no document {document}: there are {len(terms)}, counted from 0")
     distances = drawn_distances(max(a.shape[1] for a in terms))
@@ -155,16 +155,16 @@ def pareto_figure(plan: Plan) -> Figure:
                 }
             )
     share = f"{plan.unit}s that see the whole text, %"
-    layout = {
-        "xaxis": axis(share, domain=[0, 0.44]),
-        "yaxis": axis("rise of the loss, nats"),
-        "xaxis2": axis(share, domain=[0.56, 1], anchor="y2"),
-        "yaxis2": axis("gain from planted runs, nats", anchor="x2"),
-    }
-    return framed({"data": traces, "layout": layout}, f"Plan: {plan.model}")
+    layout = {"xaxis": axis(share), "yaxis": axis("rise of the loss, nats")}
+    figure = framed({"data": traces, "layout": layout}, f"Plan: {plan.model}")
+    return figure.update_layout(
+        xaxis={"domain": [0, 0.44]},
+        xaxis2={"domain": [0.56, 1], "title": {"text": share}, "anchor": "y2"},
+        yaxis2=axis("gain from planted runs, nats", anchor="x2"),
+    )
 
 
-def map_of_heads(run: StoredRun, *, metric: str | None = None) -> Figure:
+def head_map(run: StoredRun, *, metric: str | None = None) -> Figure:
     """Draw layers × heads, with one metric as colour.
 
     Args:
@@ -241,12 +241,15 @@ def _of_section(title: str, measurement: str, show: Show, name: str) -> Callable
     return drawn
 
 
+loss_by_position = _of_section("Loss by position", "extend", lengths, "length-loss")
+"""Draw the loss by position, one line for each length method, with its 95 % interval over documents."""
+
 FIGURES: dict[str, Callable[..., Figure]] = {
-    "map": map_of_heads,
+    "map": head_map,
     "range": distribution_over_heads,
     "plane": swap_plane,
     "place": place_of_head,
-    "distance": distance_terms,
+    "distance": distance_curve,
     "curve": curve_of_head,
     "planes": planes_of_head,
     "order": _of_section("Order of keys by dummy distance", "distance", controlled_distance, "distance"),
@@ -256,7 +259,7 @@ FIGURES: dict[str, Callable[..., Figure]] = {
     "rates": loss_by_rate,
     "increase": _of_section("Loss increase", "perturb", perturbation, "perturb-all"),
     "increase_untouched": _of_section("Loss increase elsewhere", "perturb", perturbation, "perturb-untouched"),
-    "positions": _of_section("Loss by position", "extend", lengths, "length-loss"),
+    "positions": loss_by_position,
     "cost": _of_section("Difference to the unmodified model", "extend", lengths, "length-cost"),
 }
 """Figures by name; each takes a run and its own options."""
