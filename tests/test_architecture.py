@@ -34,7 +34,7 @@ LAYERS = (
 LAB = "wherewhat_lab"
 """The package of small models, which imports wherewhat and is attached to it by entry points."""
 
-FOUNDATION = ("errors", "boundary", "options", "imports", "numerics", "files", "progress", "scores")
+FOUNDATION = ("errors", "boundary", "options", "imports", "numerics", "files", "progress", "scores", "chart_style")
 """Modules that every folder may import and that import no folder."""
 
 

@@ -131,7 +131,9 @@ def filled_table(
     return table
 
 
-def write_study_page(file: Path, study: str, *, title: str, data: Mapping[str, Any], runs: Iterable[StudyRun]) -> Path:
+def write_study_page(
+    file: Path, study: str, *, title: str, data: Mapping[str, Any], runs: Iterable[StudyRun], charts: Any = None
+) -> Path:
     """Write the page of a study atomically and return its path.
 
     Args:
@@ -140,13 +142,15 @@ def write_study_page(file: Path, study: str, *, title: str, data: Mapping[str, A
         title: Title of the window.
         data: Everything that the page shows but its runs, as plain JSON.
         runs: The runs, whose configuration and provenance the page shows.
+        charts: Charts as plain Plotly JSON, if they are not part of the data.
     """
     from wherewhat.report.page import whole_page
 
     assets = package_files(study) / "assets"
     body, style, script = ((assets / f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
     listed = [{"name": run.path.name, "config": run.config, "provenance": run.directory.provenance()} for run in runs]
-    html = whole_page(title=title, body=body, style=style, scripts=[script], data={**data, "runs": listed})
+    whole = {**data, "runs": listed}
+    html = whole_page(title=title, body=body, style=style, scripts=[script], data=whole, charts=charts)
     make_folder(file.parent)
     write_file(file, html.encode("utf-8"))
     return file

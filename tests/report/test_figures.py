@@ -106,8 +106,8 @@ def test_no_band_is_where_a_loss_cannot_be():
         title="tiny",
         measurement=SimpleNamespace(name="perturb"),
     )
-    filled, line = loss_by_rate(run).data
-    assert min(filled.y) == 0
+    low, _, line = loss_by_rate(run).data
+    assert min(low.y) == 0
     assert list(line.y) == pytest.approx([1.05, 2.05], rel=1e-6)
 
 

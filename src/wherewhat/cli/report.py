@@ -133,11 +133,11 @@ def export(
     ],
     figure: Annotated[
         str | None,
-        typer.Option(help="map, plane, distance, rates or positions (default: that of the measurement)."),
+        typer.Option(help="Name of the figure, such as map or curve (default: that of the measurement)."),
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="Metric of a map.")] = None,
-    layer: Annotated[int | None, typer.Option(help="Layer of a distance curve.")] = None,
-    head: Annotated[int | None, typer.Option(help="Head of a distance curve.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Metric of a map or range.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer of a figure of one head.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head of a figure of one head.")] = None,
 ) -> None:
     """Write a finished run as a figure or as a table of all its scores."""
     from wherewhat.report.result import Result

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import html
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from wherewhat.boundary import output_file
+from wherewhat.chart_style import Chart, axis, chart, line_style, line_with_band, plain
 from wherewhat.errors import ConfigError
 from wherewhat.files import make_folder, write_file
 from wherewhat.measures.perturb import KINDS
 from wherewhat.measures.statistics import interval
 from wherewhat.options import checked, nearest
+from wherewhat.report import charts
+from wherewhat.report.data import band, centred_curves, drawn_distances, head_values, rounded_list
+from wherewhat.report.run_sections import bands, controlled_distance, lengths, perturbation, swaps
 from wherewhat.report.views import view_of
 from wherewhat.runs.results import StoredRun
 from wherewhat.scores import NON_NEGATIVE
@@ -25,30 +30,22 @@ if TYPE_CHECKING:
     from wherewhat.runs.directory import RunDirectory
 
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's palette, the darker ones first."""
-
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-"""Lines differ in dash as well as in colour, for print without colour."""
-
-SCALE = "Viridis"
-"""Colour scale of maps."""
+Show = Callable[[StoredRun], dict[str, Any] | None]
+"""A function that returns what a page shows of a run; None if the run has nothing of it."""
 
 
-def plain(text: str) -> str:
-    """Return text escaped for Plotly, which interprets some tags and entities."""
-    return html.escape(text, quote=False)
+def framed(drawn: Chart, title: str) -> Figure:
+    """Return a chart as a figure of its own, with an escaped title."""
+    from plotly.graph_objects import Figure
 
-
-def styled(figure: Figure, *, title: str, x: str, y: str, **layout: Any) -> Figure:
-    """Return the figure with its title, axes and the common layout; texts are escaped."""
+    figure, layout = Figure(drawn["data"]), dict(drawn["layout"])
+    # A legend is between title and chart.
+    top = 50 + layout.pop("margin", {"t": 0})["t"]
     figure.update_layout(
         template="plotly_white",
         title={"text": plain(title), "font": {"size": 15}},
         font={"size": 13},
-        margin={"l": 60, "r": 20, "t": 50, "b": 50},
-        xaxis_title=plain(x),
-        yaxis_title=plain(y),
+        margin={"l": 60, "r": 20, "t": top, "b": 50},
         **layout,
     )
     figure.update_xaxes(exponentformat="power")
@@ -56,93 +53,72 @@ def styled(figure: Figure, *, title: str, x: str, y: str, **layout: Any) -> Figu
     return figure
 
 
-def line_style(index: int) -> dict[str, str]:
-    """Return colour and dash of one of several lines."""
-    return {"color": COLOURS[index % len(COLOURS)], "dash": DASHES[index // len(COLOURS) % len(DASHES)]}
-
-
-def band(
-    x: list[float], low: list[float | None], high: list[float | None], *, index: int, group: str
-) -> dict[str, Any] | None:
-    """Return a trace that fills between two lines; None where there is no interval."""
-    known = [(at, lo, hi) for at, lo, hi in zip(x, low, high, strict=True) if lo is not None and hi is not None]
-    if not known:
-        return None
-    there, lows, highs = (list(values) for values in zip(*known, strict=True))
-    red, green, blue = (int(COLOURS[index % len(COLOURS)][i : i + 2], 16) for i in (1, 3, 5))
-    return {
-        "type": "scatter",
-        "x": [*there, *reversed(there)],
-        "y": [*highs, *reversed(lows)],
-        "fill": "toself",
-        "fillcolor": f"rgba({red},{green},{blue},0.18)",
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "legendgroup": group,
-        "showlegend": False,
-    }
+def _terms(run: StoredRun, layer: int, head: int) -> list[Tensor]:
+    """Return the distance term of a head in every document, ``(distances,)`` each."""
+    curves = [run.curve(layer, "a", document=index) for index in range(len(run.documents))]
+    known = [curve for curve in curves if curve is not None]
+    if len(known) < len(curves):
+        raise ConfigError(
+            f"{run.measurement.name} has no distance curve of layer {layer}: give a run of axes and a layer of it"
+        )
+    if not 0 <= head < len(known[0]):
+        raise ConfigError(f"layer {layer} has no head {head}: it has {len(known[0])}, counted from 0")
+    return [curve[head] for curve in known]
 
 
 def distance_curve(run: StoredRun, *, layer: int = 0, head: int = 0) -> Figure:
     """Draw the distance term a[d] of one head, one line for each document."""
-    from plotly.graph_objects import Figure
-
-    figure = Figure()
-    for index, document in enumerate(run.documents):
-        curve = run.curve(layer, "a", document=index)
-        if curve is None:
-            raise ConfigError(
-                f"{run.measurement.name} has no distance curve of layer {layer}: give a run of axes and a layer of it"
-            )
-        if not 0 <= head < len(curve):
-            raise ConfigError(f"layer {layer} has no head {head}: it has {len(curve)}, counted from 0")
-        figure.add_scatter(y=curve[head].tolist(), mode="lines", name=plain(document), line=line_style(index))
+    terms = zip(run.documents, _terms(run, layer, head), strict=True)
+    traces = [
+        {"type": "scatter", "y": a.tolist(), "mode": "lines", "name": plain(name), "line": line_style(index)}
+        for index, (name, a) in enumerate(terms)
+    ]
     title = f"Distance term of layer {layer}, head {head}: {run.title}"
-    return styled(figure, title=title, x="distance in tokens", y="a[d]")
+    return framed(chart(traces, x=axis("distance in tokens"), y=axis("a[d]")), title)
+
+
+def curve_of_head(run: StoredRun, *, layer: int = 0, head: int = 0, document: int = 0) -> Figure:
+    """Draw the centred distance term of one head in a document, and its mean over documents with 95 % intervals."""
+    terms = [a[None] for a in _terms(run, layer, head)]
+    if not 0 <= document < len(terms):
+        raise ConfigError(f"there is no document {document}: there are {len(terms)}, counted from 0")
+    distances = drawn_distances(max(a.shape[1] for a in terms))
+    centred, _ = centred_curves(terms, distances)
+    mean, half = band(centred)
+    middle, own = [rounded_list(a[0]) for a in (mean, mean - half, mean + half)], rounded_list(centred[document, 0])
+    drawn = charts.head_curve(distances, own, middle, name=run.documents[document], documents=len(terms))
+    return framed(drawn, f"Distance term of layer {layer}, head {head}: {run.title}")
+
+
+def planes_of_head(run: StoredRun, *, layer: int = 0, head: int = 0) -> Figure:
+    """Draw the share of a head's logit variance by period of the RoPE plane, in the first document."""
+    turns, shares = (run.curve(layer, name) for name in ("plane_turns_per_token", "plane_share"))
+    if turns is None or shares is None:
+        raise ConfigError(f"{run.measurement.name} has no planes of layer {layer}: give a run of planes")
+    if not 0 <= head < len(shares):
+        raise ConfigError(f"layer {layer} has no head {head}: it has {len(shares)}, counted from 0")
+    drawn = charts.head_planes(rounded_list(turns), rounded_list(shares[head]), title="share of variance")
+    return framed(drawn, f"RoPE planes of layer {layer}, head {head}: {run.title}")
 
 
 def loss_by_rate(run: StoredRun) -> Figure:
     """Draw the loss by rate, one line for each kind of perturbation, with its 95 % interval over documents."""
-    figure = _lines(run, "loss_by_rate_", KINDS, percent=True)
-    return styled(figure, title=f"Perturbation: {run.title}", x="perturbed, %", y="loss, nats")
-
-
-def loss_by_position(run: StoredRun) -> Figure:
-    """Draw the loss by position, one line for each length method, with its 95 % interval over documents."""
-    figure = _lines(run, "loss_by_position_", {}, percent=False)
-    trained = run.values("trained_length")
-    if trained:
-        figure.add_vline(x=trained[0], line={"dash": "dot", "color": COLOURS[-1]}, annotation_text="trained length")
-    return styled(figure, title=f"Length methods: {run.title}", x="position in tokens", y="loss, nats")
-
-
-def _lines(run: StoredRun, prefix: str, titles: Mapping[str, str], *, percent: bool) -> Figure:
-    """Draw each curve with this prefix: x in the first column, the mean over documents of the second."""
-    from plotly.graph_objects import Figure
-
+    prefix = "loss_by_rate_"
     ends = (name.rsplit("/", 1)[1] for name in run.profiles)
     names = list(dict.fromkeys(end.removeprefix(prefix) for end in ends if end.startswith(prefix)))
     if not names:
-        raise ConfigError(f"{run.measurement.name} has no {prefix.strip('_').replace('_', ' ')}: see the docs")
-    figure = Figure()
+        raise ConfigError(f"{run.measurement.name} has no loss by rate: give a run of perturb")
+    traces = []
     for index, name in enumerate(names):
         curves = run.curves(prefix + name)
-        losses = ([float(curve[i, 1]) for curve in curves] for i in range(len(curves[0])))
-        points = [interval(values).within(NON_NEGATIVE) for values in losses]
-        x = [100 * float(value) if percent else float(value) for value in curves[0][:, 0]]
-        filled = band(x, [p.low for p in points], [p.high for p in points], index=index, group=name)
-        if filled is not None:
-            figure.add_trace(filled)
-        figure.add_scatter(
-            x=x,
-            y=[p.mean for p in points],
-            mode="lines+markers",
-            name=plain(titles.get(name, name)),
-            legendgroup=name,
-            line=line_style(index),
-            meta={"low": [p.low for p in points], "high": [p.high for p in points]},
-        )
-    return figure
+        points = [
+            interval([float(curve[i, 1]) for curve in curves]).within(NON_NEGATIVE) for i in range(len(curves[0]))
+        ]
+        low, mean, high = ([getattr(point, end) for point in points] for end in ("low", "mean", "high"))
+        x = [100 * float(rate) for rate in curves[0][:, 0]]
+        traces += line_with_band(x, mean, low, high, name=KINDS.get(name, name), index=index)
+    drawn = chart(traces, x=axis("perturbed, %"), y=axis("loss, nats"))
+    return framed(drawn, f"Perturbation: {run.title}")
 
 
 def pareto_figure(plan: Plan) -> Figure:
@@ -150,41 +126,42 @@ def pareto_figure(plan: Plan) -> Figure:
 
     Bars are 95 % intervals over documents that were not used for choosing.
     """
-    from plotly.graph_objects import Figure
-
     rows = plan.provenance.get("curve", [])
     if not rows:
         raise ConfigError(f"the plan of {plan.model} has no measured costs: make it with 'wherewhat plan'")
     ends = [row for row in rows if row["selector"] in ("none", "all")]
     names = dict.fromkeys(row["selector"] for row in rows if row["selector"] not in ("none", "all"))
     own = plan.provenance.get("selector")
-    figure = Figure()
+    traces = []
     for index, name in enumerate(sorted(names, key=lambda one: one != own)):
         points = [row for row in rows if row["selector"] == name]
         # Without any or with all heads the selector makes no difference, so the line of a whole curve includes both.
         points = sorted([*points, *ends] if len(points) > 1 else points, key=lambda row: row["share"])
-        for what, axis in (("rise", ""), ("found", "2")):
+        for what, number in (("rise", ""), ("found", "2")):
             ups = [None if row[what]["high"] is None else row[what]["high"] - row[what]["mean"] for row in points]
-            figure.add_scatter(
-                x=[100 * row["share"] for row in points],
-                y=[row[what]["mean"] for row in points],
-                error_y={"array": ups, "thickness": 1},
-                mode="lines+markers",
-                line=line_style(index),
-                name=name,
-                legendgroup=name,
-                showlegend=what == "rise",
-                xaxis=f"x{axis}",
-                yaxis=f"y{axis}",
+            traces.append(
+                {
+                    "type": "scatter",
+                    "x": [100 * row["share"] for row in points],
+                    "y": [row[what]["mean"] for row in points],
+                    "error_y": {"array": ups, "thickness": 1},
+                    "mode": "lines+markers",
+                    "line": line_style(index),
+                    "name": name,
+                    "legendgroup": name,
+                    "showlegend": what == "rise",
+                    "xaxis": f"x{number}",
+                    "yaxis": f"y{number}",
+                }
             )
     share = f"{plan.unit}s that see the whole text, %"
-    styled(figure, title=f"Plan: {plan.model}", x=share, y="rise of the loss, nats")
-    figure.update_layout(
+    layout = {"xaxis": axis(share), "yaxis": axis("rise of the loss, nats")}
+    figure = framed({"data": traces, "layout": layout}, f"Plan: {plan.model}")
+    return figure.update_layout(
         xaxis={"domain": [0, 0.44]},
         xaxis2={"domain": [0.56, 1], "title": {"text": share}, "anchor": "y2"},
-        yaxis2={"title": {"text": "gain from planted runs, nats"}, "anchor": "x2"},
+        yaxis2=axis("gain from planted runs, nats", anchor="x2"),
     )
-    return figure
 
 
 def head_map(run: StoredRun, *, metric: str | None = None) -> Figure:
@@ -194,94 +171,96 @@ def head_map(run: StoredRun, *, metric: str | None = None) -> Figure:
         run: A finished run.
         metric: Name of the metric; the measurement's first that heads have by default.
     """
-    from plotly.graph_objects import Figure
+    name, title, unit = _head_metric(run, metric)
+    drawn = charts.head_map(run.head_means(name), title=title, unit=unit, names=run.categories.get(name, ()))
+    return framed(drawn, f"{title}: {run.title}")
 
-    words = {word.name: word for word in run.metrics}
-    known = [name for name in words if name in run.head_metrics] or run.head_metrics
-    if not known:
+
+def distribution_over_heads(run: StoredRun, *, metric: str | None = None) -> Figure:
+    """Draw the distribution of one metric over heads; the metric as for a map."""
+    name, title, unit = _head_metric(run, metric)
+    weights = str(run.directory.config["weights"])
+    values = {weights: head_values(run, name, sorted(run.head_means(name)))}
+    metric_data = {"title": title, "unit": unit, "categories": run.categories.get(name, ()), "values": values}
+    return framed(charts.distribution(metric_data, own=weights), f"{title}: {run.title}")
+
+
+def _head_metric(run: StoredRun, metric: str | None) -> tuple[str, str, str]:
+    """Return name, title and unit of a metric that heads have, by default of the measurement's first."""
+    declared = {known.name: known for known in run.metrics}
+    names = [name for name in declared if name in run.head_metrics] or run.head_metrics
+    if not names:
         raise ConfigError(f"{run.measurement.name} has no scores of single heads: choose another figure")
-    name = metric or known[0]
+    name = metric or names[0]
     if name not in run.head_metrics:
         raise ConfigError(f"heads have no metric {name!r} in this run: {nearest(name, run.head_metrics)}")
-    layers = run.head_means(name)
-    title = words[name].title if name in words else name
-    width = max(len(values) for values in layers.values())
-    grid = [[*values, *[None] * (width - len(values))] for values in layers.values()]
-    names = run.categories.get(name)
-    hover = [
-        [
-            f"layer {layer}, head {head}<br>{plain(title)}: "
-            f"{'undefined' if v is None else f'{v:.4g}' if names is None else plain(names[int(v)])}"
-            for head, v in enumerate(row)
-        ]
-        for layer, row in zip(layers, grid, strict=True)
-    ]
-    figure = Figure(
-        {
-            "type": "heatmap",
-            "z": grid,
-            "x": list(range(width)),
-            "y": list(layers),
-            "colorscale": SCALE,
-            "text": hover,
-            "hoverinfo": "text",
-            "xgap": 1,
-            "ygap": 1,
-            "colorbar": {"title": {"text": words[name].unit if name in words else ""}},
-        }
-    )
-    if names is not None:
-        ticks = {"tickvals": list(range(len(names))), "ticktext": list(map(plain, names))}
-        figure.update_traces(zmin=0, zmax=len(names) - 1, colorbar=ticks)
-    return styled(figure, title=f"{title}: {run.title}", x="head", y="layer")
+    return (name, declared[name].title, declared[name].unit) if name in declared else (name, name, "")
 
 
-def swap_plane(run: StoredRun) -> Figure:
-    """Draw every head by its positional and its symbolic score over the keys after the sink, coloured by layer."""
-    from plotly.graph_objects import Figure
-
-    together = "_together" if "s_pos_no_sink_together" in run.head_metrics else ""
-    names = [f"{name}_no_sink{together}" for name in ("s_pos", "s_sym")]
-    if any(name not in run.head_metrics for name in names):
+def _swaps(run: StoredRun, *, all_keys: bool) -> tuple[list[int], dict[str, Any]]:
+    """Return layers and swap scores of a run, over the keys after the sink or over all keys."""
+    names = ("s_pos", "s_pos_no_sink")
+    layers = sorted(run.head_means("s_pos")) if all(name in run.head_metrics for name in names) else []
+    scores = swaps(run, layers) if layers else None
+    if scores is None:
         raise ConfigError(f"{run.measurement.name} has no positional and symbolic scores: give a run of heads")
-    s_pos, s_sym = map(run.head_means, names)
-    points = [
-        (x, y, layer, head)
-        for layer, values in s_pos.items()
-        for head, (x, y) in enumerate(zip(values, s_sym[layer], strict=True))
-        if x is not None and y is not None
-    ]
-    figure = Figure(
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "x": [point[0] for point in points],
-            "y": [point[1] for point in points],
-            "text": [f"layer {p[2]}, head {p[3]}<br>positional {p[0]:.3f}<br>symbolic {p[1]:.3f}" for p in points],
-            "hoverinfo": "text",
-            "marker": {
-                "size": 8,
-                "color": [point[2] for point in points],
-                "colorscale": SCALE,
-                "line": {"width": 0.5, "color": "#666"},
-                "colorbar": {"title": {"text": "layer"}},
-            },
-        }
-    )
-    return styled(
-        figure,
-        title=f"Positional and symbolic scores without the sink: {run.title}",
-        x="positional score",
-        y="symbolic score",
-    )
+    return layers, scores["all_keys"] if all_keys else scores
 
+
+def swap_plane(run: StoredRun, *, all_keys: bool = False) -> Figure:
+    """Draw every head by its positional and its symbolic score, coloured by layer.
+
+    Args:
+        run: A run of heads.
+        all_keys: Scores over all keys, as in the papers; by default over the keys after the sink.
+    """
+    over = "over all keys" if all_keys else "without the sink"
+    drawn = charts.plane(*_swaps(run, all_keys=all_keys))
+    return framed(drawn, f"Positional and symbolic scores {over}: {run.title}")
+
+
+def place_of_head(run: StoredRun, *, layer: int = 0, head: int = 0, all_keys: bool = False) -> Figure:
+    """Draw the positional and symbolic score of one head with their intervals, among those of all heads."""
+    layers, scores = _swaps(run, all_keys=all_keys)
+    index = layers.index(layer) if layer in layers else None
+    if index is None or not 0 <= head < len(scores["s_pos"][index]):
+        raise ConfigError(f"there is no head {head} in layer {layer}: the run has layers {layers}")
+    drawn = charts.head_place(layers, scores, layer=index, head=head)
+    return framed(drawn, f"Layer {layer}, head {head} among all heads: {run.title}")
+
+
+def _of_section(title: str, measurement: str, show: Show, name: str) -> Callable[..., Figure]:
+    """Return the function that draws a chart of a page from a run of one measurement."""
+
+    def drawn(run: StoredRun) -> Figure:
+        section = show(run) if run.measurement.name == measurement else None
+        if section is None:
+            raise ConfigError(f"{run.measurement.name} has no {title.lower()}: give a run of {measurement}")
+        return framed(charts.SECTIONS[name][1](section), f"{title}: {run.title}")
+
+    return drawn
+
+
+loss_by_position = _of_section("Loss by position", "extend", lengths, "length-loss")
+"""Draw the loss by position, one line for each length method, with its 95 % interval over documents."""
 
 FIGURES: dict[str, Callable[..., Figure]] = {
     "map": head_map,
+    "range": distribution_over_heads,
     "plane": swap_plane,
+    "place": place_of_head,
     "distance": distance_curve,
+    "curve": curve_of_head,
+    "planes": planes_of_head,
+    "order": _of_section("Order of keys by dummy distance", "distance", controlled_distance, "distance"),
+    "drift": _of_section("Drift by dummy distance", "distance", controlled_distance, "drift"),
+    "band_scores": _of_section("Scores by frequency band", "frequencies", bands, "band-scores"),
+    "band_losses": _of_section("Loss by frequency band", "frequencies", bands, "band-losses"),
     "rates": loss_by_rate,
+    "increase": _of_section("Loss increase", "perturb", perturbation, "perturb-all"),
+    "increase_untouched": _of_section("Loss increase elsewhere", "perturb", perturbation, "perturb-untouched"),
     "positions": loss_by_position,
+    "cost": _of_section("Difference to the unmodified model", "extend", lengths, "length-cost"),
 }
 """Figures by name; each takes a run and its own options."""
 
@@ -292,7 +271,7 @@ def figure(run: StoredRun, name: str | None = None, **options: Any) -> Figure:
     Args:
         run: The run.
         name: One of :data:`FIGURES`; by default the one of the measurement.
-        options: ``metric`` of a map; ``layer`` and ``head`` of a distance curve.
+        options: ``metric`` of a map or range; ``layer`` and ``head`` of a figure of one head.
     """
     import inspect
 

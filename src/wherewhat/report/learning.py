@@ -84,23 +84,7 @@ def page_data(*, name: str, title: str, note: str, steps: Tensor, panels: Sequen
         "title": title,
         "note": note,
         "steps": steps[kept].tolist(),
-        "panels": [
-            {
-                "title": panel.title,
-                "range": [-0.03, 1.03] if panel.unit else None,
-                "series": [
-                    {
-                        "name": one.name,
-                        "mean": rounded_list(one.mean[kept]),
-                        "low": None if one.low is None else rounded_list(one.low[kept]),
-                        "high": None if one.high is None else rounded_list(one.high[kept]),
-                        "shape": "hv" if one.steps else "linear",
-                    }
-                    for one in panel.series
-                ],
-            }
-            for panel in panels
-        ],
+        "panels": [panel.plain(lambda curve: rounded_list(curve[kept])) for panel in panels],
         "table": {"header": ["step", *(one.name for one in series)], "rows": rows},
     }
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wherewhat.boundary import output_file
+from wherewhat.chart_style import DARK
 from wherewhat.errors import ConfigError
 from wherewhat.files import make_folder, write_file
 from wherewhat.imports import package_version
+from wherewhat.report.charts import compared_groups, page_charts, referenced
 from wherewhat.report.data import Number, script_json
 from wherewhat.runs.comparison import RunComparison, known_metrics, within_ranges
 
@@ -76,7 +78,10 @@ class Report:
         scripts = [asset(f"{name}.js") for name in self.scripts]
         body = asset(self.body).replace("{{VERSION}}", package_version("wherewhat") or "unknown")
         style = asset("page.css")
-        return whole_page(title="wherewhat report", body=body, style=style, scripts=scripts, data=self.data)
+        charts = page_charts(self.data)
+        return whole_page(
+            title="wherewhat report", body=body, style=style, scripts=scripts, data=self.data, charts=charts
+        )
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page atomically and return its path."""
@@ -98,15 +103,15 @@ def comparison_page(found: RunComparison) -> str:
     groups = within_ranges(found.groups)
     along = str(found.trends["along"][0]) if len(found.trends) else None
     keys = ["measurement", "metric"]
-    data = {
+    pairs = groups.select(keys).unique(maintain_order=True).rows()
+    sections = [_section(groups, found.trends, *pair) for pair in pairs]
+    data: dict[str, Any] = {
         "about": _ABOUT.format(runs=f"{found.runs:,}", by=", ".join(found.by)),
         "by": [name for name in found.by if name not in keys],
         "along": along,
         "columns": [name for name in groups.columns if name not in keys],
         "trend_columns": [name for name in found.trends.columns if name not in (*keys, "along")],
-        "sections": [
-            _section(groups, found.trends, *pair) for pair in groups.select(keys).unique(maintain_order=True).rows()
-        ],
+        "sections": sections,
     }
     return whole_page(
         title="wherewhat: comparison of runs",
@@ -114,6 +119,7 @@ def comparison_page(found: RunComparison) -> str:
         style=asset("compare.css"),
         scripts=[asset("compare.js")],
         data=data,
+        charts=[compared_groups(section, by=data["by"], along=along) for section in sections],
     )
 
 
@@ -144,10 +150,11 @@ def asset(name: str) -> str:
     return (files("wherewhat.report") / "assets" / name).read_text("utf-8")
 
 
-def whole_page(*, title: str, body: str, style: str, scripts: Iterable[str], data: Any) -> str:
-    """Return a page in the common frame: shared and own style and script, plotly.js and data as plain JSON.
+def whole_page(*, title: str, body: str, style: str, scripts: Iterable[str], data: Any, charts: Any) -> str:
+    """Return a page in the common frame: shared and own style and script, plotly.js, data and charts as plain JSON.
 
-    All scripts are put into one function, so that their names are local.
+    All scripts are put into one function, so that their names are local. Arrays of charts that are part of the data
+    are stored as their path there.
     """
     code = "\n".join([asset("elements.js"), *scripts])
     parts = {
@@ -156,6 +163,7 @@ def whole_page(*, title: str, body: str, style: str, scripts: Iterable[str], dat
         "BODY": body,
         "PLOTLY": _in_script(plotly_js()),
         "DATA": script_json(data),
+        "FIGURES": script_json({"dark": DARK, "charts": referenced(charts, data)}),
         "SCRIPT": _in_script(f'"use strict";\n(() => {{\n{code}\n}})();'),
     }
     # In one pass, so that marks inside the parts are left alone.

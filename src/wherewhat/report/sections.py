@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -15,12 +14,8 @@ from torch import Tensor
 from wherewhat.caches.plan import Plan
 from wherewhat.errors import ConfigError, printable
 from wherewhat.files import canonical_json
-from wherewhat.lengths import find_method
-from wherewhat.measures.frequencies.masking import frequency_bands
 from wherewhat.measures.measurement import ChoicesMeasurement, QuestionMeasurement
-from wherewhat.measures.perturb import KINDS, percent
-from wherewhat.measures.statistics import Interval, interval
-from wherewhat.measures.swaps import LABELS, SCORE_LABELS
+from wherewhat.measures.statistics import Interval
 from wherewhat.progress import counted
 from wherewhat.report.data import (
     Number,
@@ -28,10 +23,8 @@ from wherewhat.report.data import (
     band,
     centred_curves,
     drawn_distances,
-    head_values,
     headline,
     interval_json,
-    mean_of,
     metric_tables,
     packed,
     rounded,
@@ -42,6 +35,7 @@ from wherewhat.report.data import (
 )
 from wherewhat.report.excerpt import Excerpt
 from wherewhat.report.figures import figure, pareto_figure
+from wherewhat.report.run_sections import bands, controlled_distance, lengths, perturbation, swaps
 from wherewhat.rules.captions import captions
 from wherewhat.rules.claims.claim import number_words, verdict_words
 from wherewhat.rules.findings import find
@@ -50,119 +44,8 @@ from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.request import option_text
 from wherewhat.runs.results import StoredRun
 from wherewhat.runs.schema import profile_name
-from wherewhat.scores import NON_NEGATIVE
 
 T = TypeVar("T")
-
-
-def bands(runs: Runs) -> dict[str, Any] | None:
-    """Return scores of single planes and loss increase by frequency band; None if not measured."""
-    found = runs.request("frequencies")
-    if found is None:
-        return None
-    request, run = found
-    count = int(run.options["bands"])
-    listed = range(1, count + 1)
-    return {
-        "documents": len(run.documents),
-        "tokens": request.tokens,
-        "turns": _turns(run, count),
-        "positional": [mean_of(run, f"s_pos_band_{band}") for band in listed],
-        "symbolic": [mean_of(run, f"s_sym_band_{band}") for band in listed],
-        "without": [mean_of(run, f"loss_without_band_{band}", less="loss") for band in listed],
-        "without_random": mean_of(run, "loss_without_random", less="loss"),
-        "only": [mean_of(run, f"loss_only_band_{band}", less="loss") for band in listed],
-        "only_random": mean_of(run, "loss_only_random", less="loss"),
-    }
-
-
-def _turns(run: StoredRun, count: int) -> list[list[float | None]]:
-    """Return the shortest and longest period of each band in tokens, in the first layer with RoPE; None for none."""
-    profiles = run.profiles
-    names = [name for name in profiles if name.startswith(f"{run.documents[0]}/") and name.endswith("/inv_freq")]
-    inv_freq = profiles[min(names, key=lambda name: int(name.rsplit("/", 2)[1]))]
-    found = []
-    for mask in frequency_bands(inv_freq, count):
-        speeds = inv_freq[mask].double()
-        fast, slow = float(speeds.max()), float(speeds.min())
-        found.append([rounded(2 * math.pi / speed) if speed > 0 else None for speed in (fast, slow)])
-    return found
-
-
-_UNMODIFIED = "none"
-
-
-def lengths(runs: Runs) -> dict[str, Any] | None:
-    """Return loss by position of each length method, and its difference to the unmodified model; None if not measured.
-
-    The difference is taken on each document before the mean, so that differences between texts do not hide it.
-    """
-    found = runs.request("extend")
-    if found is None:
-        return None
-    request, run = found
-    plain = run.curves(f"loss_by_position_{_UNMODIFIED}")
-    methods = []
-    for name in request.options["methods"]:
-        curves = run.curves(f"loss_by_position_{name}")
-        if not curves or not plain:
-            continue
-        pairs = list(zip(curves, plain, strict=True))
-        buckets = range(len(plain[0]))
-        methods.append(
-            {
-                "name": name,
-                "rule": find_method(name).rule(),
-                "loss": [
-                    interval_json(interval([float(c[i, 1]) for c in curves]).within(NON_NEGATIVE)) for i in buckets
-                ],
-                "cost": [interval_json(interval([float(c[i, 1] - p[i, 1]) for c, p in pairs])) for i in buckets],
-                "beyond": mean_of(run, f"loss_beyond_{name}"),
-                "beyond_cost": mean_of(run, f"loss_beyond_{name}", less=f"loss_beyond_{_UNMODIFIED}"),
-                "found": mean_of(run, f"found_beyond_{name}"),
-            }
-        )
-    if not methods:
-        return None
-    edge = mean_of(run, "trained_length")
-    return {
-        "documents": len(run.documents),
-        "tokens": request.tokens,
-        "edge": None if edge is None else edge["mean"],
-        "positions": [rounded(float(x)) for x in plain[0][:, 0]],
-        "methods": methods,
-    }
-
-
-def perturbation(runs: Runs) -> dict[str, Any] | None:
-    """Return the loss increase by kind and rate, on all targets and on untouched ones; None if not measured."""
-    found = runs.request("perturb")
-    if found is None:
-        return None
-    request, run = found
-    kinds = []
-    for kind in request.options["kinds"]:
-        curves = run.curves(f"loss_by_rate_{kind}")
-        if not curves:
-            continue
-        rates = curves[0][:, 0].tolist()
-        # The rates were stored in single precision; rounding restores the names of their metrics.
-        names = [percent(round(rate, 6)) for rate in rates]
-        kinds.append(
-            {
-                "id": kind,
-                "title": KINDS[kind],
-                "rates": [float(name) for name in names],
-                "all": [mean_of(run, f"rise_{kind}_at_{name}") for name in names],
-                "untouched": [mean_of(run, f"rise_{kind}_at_{name}_untouched") for name in names],
-            }
-        )
-    return {
-        "documents": len(run.documents),
-        "tokens": request.tokens,
-        "loss": mean_of(run, "loss"),
-        "kinds": kinds,
-    }
 
 
 def head_records(
@@ -240,36 +123,6 @@ def turns_per_token(runs: Runs, layers: Sequence[int]) -> list[list[float | None
     return [None if turns is None else rounded_list(turns) for turns in found]
 
 
-_DISTANCE = {
-    "rank_correlation": "order of keys kept",
-    "rank_correlation_scrambled": "the same, random phases",
-    "drift": "drift of the key component",
-    "drift_scrambled": "the same, random phases",
-}
-
-
-def controlled_distance(runs: Runs, layers: Sequence[int]) -> dict[str, Any] | None:
-    """Return median and quartiles over heads at each dummy distance; None if not measured."""
-    distance = runs.find("distance")
-    measured = [layer for layer in layers if _curve(distance, layer, "distances") is not None]
-    if not measured:
-        return None
-    grid = _curve(distance, measured[0], "distances")
-    assert grid is not None
-    curves = {}
-    for name, title in _DISTANCE.items():
-        found = [curve for layer in measured if (curve := _curve(distance, layer, name)) is not None]
-        # Curves with another number of distances cannot be drawn on the same axis.
-        same = [curve.double() for curve in found if curve.shape[-1] == len(grid)]
-        if same:
-            quartiles = torch.cat(same).nanquantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64), dim=0)
-            curves[name] = {
-                "title": title,
-                **dict(zip(("low", "mid", "high"), map(rounded_list, quartiles), strict=True)),
-            }
-    return {"distances": rounded_list(grid), "curves": curves}
-
-
 def _curve(run: StoredRun | None, layer: int, name: str) -> Tensor | None:
     return None if run is None else run.curve(layer, name)
 
@@ -279,6 +132,11 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
     request, first = runs.first
     layers = sorted(excerpt.logits)
     distances = drawn_distances(len(excerpt.passages[0].tokens))
+
+    def section(measurement: str, show: Callable[[StoredRun], dict[str, Any] | None]) -> dict[str, Any] | None:
+        run = runs.find(measurement)
+        return None if run is None else show(run)
+
     return {
         "model": {
             "unmeasured": [],
@@ -297,7 +155,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         "sizes": sizes(runs),
         "terms": terms(runs),
         "metrics": metric_tables(runs, layers),
-        "swaps": _swaps(runs, layers),
+        "swaps": section("heads", lambda run: swaps(run, layers)),
         "records": head_records(runs, excerpt, layers, distances),
         "distances": distances,
         "turns": turns_per_token(runs, layers),
@@ -305,10 +163,10 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
             {"document": printable(document), "tokens": passage.tokens}
             for document, passage in zip(first.documents, excerpt.passages, strict=False)
         ],
-        "distance": controlled_distance(runs, layers),
-        "perturbation": perturbation(runs),
-        "lengths": lengths(runs),
-        "bands": bands(runs),
+        "distance": section("distance", controlled_distance),
+        "perturbation": section("perturb", perturbation),
+        "lengths": section("extend", lengths),
+        "bands": section("frequencies", bands),
         "claims": _first_undamaged(runs.claims, _claims),
         "others": [
             *(
@@ -474,41 +332,6 @@ def _number(number: Number) -> dict[str, Any]:
         "measurement": number.measurement,
         "metrics": list(number.metrics),
     }
-
-
-def _swaps(runs: Runs, layers: list[int]) -> Any:
-    """Return scores, intervals and labels of every head; over all documents together where there are several."""
-    run = runs.find("heads")
-    if run is None or "s_pos" not in run.head_metrics:
-        return None
-    together = "_together" if "s_pos_together" in run.head_metrics else ""
-
-    def version(ending: str) -> dict[str, Any]:
-        found: dict[str, Any] = {"label": head_values(run, f"label{ending}{together}", layers)}
-        for score in ("s_pos", "s_sym"):
-            for bound in ("", "_low", "_high"):
-                found[f"{score}{bound}"] = head_values(run, f"{score}{ending}{bound}{together}", layers)
-        single, codes = run.head_values(f"label{ending}"), zip(layers, found["label"], strict=True)
-        return {**found, "votes": [_votes(single, layer, of_layer) for layer, of_layer in codes]}
-
-    return {
-        **version("_no_sink"),
-        "labels": ["sink", *SCORE_LABELS],
-        "codes": list(LABELS),
-        "all_keys": {**version(""), "labels": list(SCORE_LABELS), "codes": list(LABELS)},
-        **{name: run.options[name] for name in ("gamma", "sink_threshold", "sink_tokens")},
-    }
-
-
-def _votes(
-    single: Mapping[tuple[int, int], list[float]], layer: int, codes: list[float | None] | None
-) -> list[list[int]] | None:
-    """Return for each head the number of documents in which it has the given label alone, and that of documents."""
-    if codes is None:
-        return None
-    listed = [single.get((layer, head), []) for head in range(len(codes))]
-    pairs = zip(listed, codes, strict=True)
-    return [[0 if code is None else values.count(code), len(values)] for values, code in pairs]
 
 
 def _run(directory: RunDirectory) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wherewhat.boundary import user_path
+from wherewhat.chart_style import UNIT, curves_over_steps, plain
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import JSON, read_object
 from wherewhat.measures.measurement import measurements
@@ -285,6 +286,22 @@ class CurvePanel:
     series: Sequence[Series]
     unit: bool = False
 
+    def plain(self, numbers: Callable[[Tensor], list[float | None]]) -> dict[str, Any]:
+        """Return it as plain JSON, with ``numbers`` of each tensor."""
+        bounds = ("mean", "low", "high")
+        return {
+            "title": self.title,
+            "range": UNIT if self.unit else None,
+            "series": [
+                {
+                    "name": one.name,
+                    **{name: None if (curve := getattr(one, name)) is None else numbers(curve) for name in bounds},
+                    "shape": "hv" if one.steps else "linear",
+                }
+                for one in self.series
+            ],
+        }
+
 
 def spread_over_heads(name: str, values: Tensor) -> Series:
     """Return the mean over heads of scores ``(records, heads)``, with a band between their quartiles."""
@@ -401,31 +418,18 @@ class TrainingRun:
 
     def plot(self) -> Figure:
         """Return a Plotly figure of the main metrics by step; bands are quartiles over heads."""
-        from plotly.subplots import make_subplots
+        from plotly.graph_objects import Figure
 
-        panels = self.panels()
+        panels = [panel.plain(Tensor.tolist) for panel in self.panels()]
         if not panels:
             raise StoreError(f"the training '{self.name}' has no records yet")
-        steps = self.records.steps.tolist()
-        figure = make_subplots(rows=len(panels), shared_xaxes=True, subplot_titles=[panel.title for panel in panels])
-        for row, panel in enumerate(panels, 1):
-            for number, series in enumerate(panel.series):
-                colour = _COLOURS[number % len(_COLOURS)]
-                if series.low is not None and series.high is not None:
-                    band = {"x": [*steps, *steps[::-1]], "y": [*series.high.tolist(), *series.low.tolist()[::-1]]}
-                    fill = {"fill": "toself", "fillcolor": colour, "opacity": 0.15, "line": {"width": 0}}
-                    figure.add_scatter(**band, **fill, showlegend=False, hoverinfo="skip", row=row, col=1)
-                line = {"color": colour, "shape": "hv" if series.steps else "linear"}
-                figure.add_scatter(x=steps, y=series.mean.tolist(), name=series.name, line=line, row=row, col=1)
-        figure.update_layout(title=self.name, height=120 + 260 * len(panels), template="plotly_white")
-        figure.update_xaxes(title_text="step", row=len(panels), col=1)
-        return figure
+        figure = Figure(curves_over_steps(self.records.steps.tolist(), panels))
+        return figure.update_layout(
+            title=plain(self.name), height=120 + 260 * len(panels), template="plotly_white", margin_t=60
+        )
 
     def _measured(self) -> list[str]:
         return list(self.config.get("measurements", {}))
-
-
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 
 
 def _shown(name: str) -> str:

@@ -18,6 +18,7 @@ from wherewhat.measures.perturb import KINDS
 from wherewhat.measures.statistics import interval
 from wherewhat.report.data import rounded
 from wherewhat.runs.records import TensorTable
+from wherewhat_lab.encoding_study.charts import page_charts
 from wherewhat_lab.encoding_study.study import EncodingRun
 from wherewhat_lab.encoding_study.summary import (
     ADDITIVITY,
@@ -172,12 +173,14 @@ def _parquet(names: Sequence[str], rows: Sequence[Row]) -> bytes:
 
 def write_page(folder: Path, runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> Path:
     """Write the page into a folder atomically and return its path."""
+    data = page_data(runs, summaries)
     return write_study_page(
         folder / "report.html",
         "wherewhat_lab.encoding_study",
         title="wherewhat: position encodings during training",
-        data=page_data(runs, summaries),
+        data=data,
         runs=runs,
+        charts=page_charts(data),
     )
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wherewhat.chart_style import LEGEND, SCALE, UNIT, axis, band, line_style, plain
 from wherewhat.measures.statistics import Interval, in_words
 from wherewhat.measures.swaps import LABELS
 from wherewhat.report.data import rounded
-from wherewhat.report.figures import SCALE, band, line_style, plain
 from wherewhat_lab.constructions.discrepancy import (
     index_bound,
     index_discrepancy,
@@ -409,10 +409,10 @@ def _hops(number: int) -> str:
 
 def _chart(title: str, x: str, y: str, traces: list[Part], *, unit: bool = False, **layout: Any) -> Part:
     """Return a chart with titles of its axes; ``unit`` if y goes from 0 to 1."""
-    shown: Part = {"legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}, **layout}
-    shown["xaxis"] = {"title": {"text": plain(x)}, **layout.get("xaxis", {})}
-    limits = {"range": [-0.03, 1.03]} if unit else {}
-    shown["yaxis"] = {"title": {"text": plain(y)}, **limits, **layout.get("yaxis", {})}
+    shown: Part = {"legend": LEGEND, **layout}
+    shown["xaxis"] = axis(x, **layout.get("xaxis", {}))
+    limits = {"range": UNIT} if unit else {}
+    shown["yaxis"] = axis(y, **limits, **layout.get("yaxis", {}))
     return {"title": title, "traces": traces, "layout": shown}
 
 
@@ -442,8 +442,7 @@ def _lines(
         index += 1
         found = [None if one is None else one.within((0, most)) for one in _over_seeds(values)]
         low, mean, high = (_rounded([getattr(one, end, None) for one in found]) for end in ("low", "mean", "high"))
-        filled = band([float(at) for at in x], low, high, index=index, group=name)
-        traces += [] if filled is None else [{**filled, "mode": "lines"}]
+        traces += band(list(x), low, high, index=index, group=name)
         traces.append({**shared, "y": mean, "line": line_style(index)})
     return traces
 

@@ -65,14 +65,14 @@ def test_numbers_are_those_of_the_records_beside_the_paper(sections, found):
     shown = columns(section, 0)
     assert numbers(shown["s_pos"]) == [pytest.approx([one.mean, one.reach], abs=PRINTED) for one in wanted]
     assert shown["paper's s_pos"] == ("0.39", "1")
-    filled, ours, paper = section["charts"][0]["traces"][:3]
+    _, filled, ours, paper = section["charts"][0]["traces"][:4]
     assert ours["y"] == pytest.approx([one.mean for one in wanted], rel=1e-3)
-    assert filled["fill"] == "toself"
+    assert filled["fill"] == "tonexty"
     assert max(filled["y"]) <= 1
     assert paper["y"] == [0.39, 1.0]
     # One seed has no interval.
     assert all("±" not in cell for cell in columns(section, 1)["s_pos"])
-    assert "toself" not in json.dumps(section["charts"][1])
+    assert "tonexty" not in json.dumps(section["charts"][1])
 
     (run,) = found["letter"]
     shown = columns(sections["Frequency use and mean frequency ID of all layers"], 1)

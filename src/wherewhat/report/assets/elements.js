@@ -33,7 +33,14 @@ function table(place, header, rows) {
 // Plotly interprets some tags and entities in its texts.
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
-// A layout in the colours of the page.
+// Charts as Python defines them; an array that the data hold is a path there.
+const stored = JSON.parse(by("data").textContent);
+const mapped = (part, change) => (Array.isArray(part) ? part.map(change) : Object.fromEntries(Object.entries(part).map(([key, value]) => [key, change(value, key)])));
+const isPart = (part) => part !== null && typeof part === "object";
+const resolved = (part) => (!isPart(part) ? part : part.$ ? part.$.reduce((at, key) => at[key], stored) : mapped(part, resolved));
+const { dark: DARK, charts: CHARTS } = resolved(JSON.parse(by("figures").textContent));
+// A part of a chart in the colours of the page.
+const coloured = (part, key) => (isDark() && typeof part === "string" && /color$/.test(key) ? DARK[part] ?? part : isPart(part) && !(Array.isArray(part) && !isPart(part[0])) ? mapped(part, coloured) : part);
 function themed(layout) {
   const ink = isDark() ? "#ececf1" : "#1b1b1f";
   const line = isDark() ? "#3a3b44" : "#d5d5dc";
@@ -50,7 +57,8 @@ function themed(layout) {
   for (const name of new Set(["xaxis", "yaxis", ...names])) full[name] = { ...axis, ...layout[name] };
   return full;
 }
-function draw(id, traces, layout) {
+function draw(id, chart) {
+  const { data: traces, layout } = coloured(chart);
   return Plotly.react(by(id), traces, themed(layout), { responsive: true, displaylogo: false, displayModeBar: false });
 }
 // The button of the theme, which draws all charts again in its colours.

@@ -9,39 +9,14 @@ function spanOf(values) {
 const defined = (values) => (values ?? []).flat().filter((x) => x !== null && x !== undefined);
 const ownSpan = (metric) => (metric.categories.length ? [0, metric.categories.length - 1 || 1] : spanOf(defined(metric.values[data.model.weights])));
 const ticksOf = (metric) => (metric.categories.length ? { tickvals: metric.categories.map((_, i) => i), ticktext: metric.categories.map(plain) } : {});
-// Least, greatest and median of numbers; of a category the number of heads with each of its names.
-function inShort(metric, sorted) {
-  if (!sorted.length) return "undefined";
-  if (metric.categories.length) return metric.categories.map((name, i) => `${plain(name)} ${sorted.filter((x) => x === i).length}`).join(", ");
-  return `${brief(sorted[0])} to ${brief(sorted.at(-1))}, median ${brief(sorted[Math.floor(sorted.length / 2)])}`;
-}
 // Distributions over heads of the model and its control models on one axis, in the colours of the map.
 function drawRange() {
-  const metric = data.metrics[chosen.metric];
-  if (!metric) return;
-  const names = Object.keys(metric.values);
-  const [low, high] = ownSpan(metric);
-  const everything = names.flatMap((name) => defined(metric.values[name]));
-  const [least, most] = metric.categories.length ? [low, high] : everything.reduce(([from, to], x) => [Math.min(from, x), Math.max(to, x)], [Infinity, -Infinity]);
-  const bins = metric.categories.length || 49;
-  const width = (most - least) / (bins - 1) || 1;
-  const layout = { bargap: 0, showlegend: false, margin: { l: 52, r: 12, t: 24, b: 40 }, xaxis: { title: { text: plain(metric.unit ? `${metric.title} (${metric.unit})` : metric.title), standoff: 4 }, ...ticksOf(metric), anchor: `y${names.length > 1 ? names.length : ""}` }, annotations: [] };
-  const traces = names.map((name, row) => {
-    const values = defined(metric.values[name]).sort((x, y) => x - y);
-    const counts = new Array(bins).fill(0);
-    for (const value of values) counts[Math.min(bins - 1, Math.round((value - least) / width))] += 1;
-    const x = counts.map((_, bin) => least + bin * width);
-    const suffix = row ? String(row + 1) : "";
-    const height = 1 / names.length;
-    const top = 1 - row * height;
-    layout[`yaxis${suffix}`] = { domain: [top - 0.62 * height, top - 0.22 * height * (row > 0)], showticklabels: false, showgrid: false, zeroline: false, rangemode: "tozero" };
-    layout.annotations.push({ xref: "paper", x: 0, yref: "paper", y: top - 0.22 * height * (row > 0), yanchor: "bottom", xanchor: "left", showarrow: false, text: `${name === chosen.weights ? `<b>${name}</b>` : name}: ${inShort(metric, values)}` });
-    return {
-      type: "bar", name, x, y: counts, width, yaxis: `y${suffix}`, text: counts.map((count, bin) => `${name}, ${metric.categories.length ? plain(inWords(metric, x[bin])) : `about ${brief(x[bin])}`}: ${plural(count, "head")}`), textposition: "none", hoverinfo: "text",
-      marker: { color: x.map((value) => colourAt(VIRIDIS, (value - low) / (high - low))), line: { width: 0.5, color: isDark() ? "#ececf1" : "#1b1b1f" } },
-    };
-  });
-  draw("range", traces, layout);
+  if (!data.metrics[chosen.metric]) return;
+  const { data: traces, layout } = modelCharts().range[chosen.metric];
+  const annotations = layout.annotations.map((note) => (note.name === chosen.weights ? { ...note, text: note.text.replace(note.name, `<b>${note.name}</b>`) } : note));
+  // Plotly warns about numbers as colours of bars, though it draws them.
+  const painted = ({ color, cmin, cmax, line }) => ({ color: color.map((bin) => colourAt(VIRIDIS, (bin - cmin) / (cmax - cmin))), line });
+  draw("range", { data: traces.map((bars) => ({ ...bars, marker: painted(bars.marker) })), layout: { ...layout, annotations } });
 }
 // The frame around the chosen head, an element above the map, which would take long to draw again.
 function placeBox() {
@@ -53,29 +28,26 @@ function placeBox() {
   const place = { left: size.l + width * (chosen.head - 0.5 - x0), top: size.t + height * (y1 - data.model.layers[chosen.layer] - 0.5), width, height };
   for (const [name, x] of Object.entries(place)) by("chosen-head").style[name] = `${x}px`;
 }
+// The map of a metric, whose colours span the given values.
+function mapChart(model, metric, weights, [zmin, zmax]) {
+  const { layers } = all.models[model].model;
+  const { data: [cells], layout } = CHARTS.models[model].map;
+  const z = gridOf(all.models[model], metric.values[weights] || []);
+  const text = z.map((row, l) => row.map((value, h) => `layer ${layers[l]}, head ${h}<br>${plain(metric.title)}: ${plain(inWords(metric, value))}`));
+  const colorbar = { ...cells.colorbar, title: { text: plain(metric.unit) }, ...ticksOf(metric) };
+  return { data: [{ ...cells, z, x: [...z[0].keys()], y: layers, zmin, zmax, text, colorbar }], layout };
+}
 function drawMap() {
   const { layers } = data.model;
   const metric = data.metrics[chosen.metric];
   if (!metric) return;
-  const z = gridOf(data, metric.values[chosen.weights] || []);
-  const text = z.map((row, l) => row.map((x, h) => `layer ${layers[l]}, head ${h}<br>${plain(metric.title)}: ${plain(inWords(metric, x))} ${plain(metric.unit)}`));
-  const [zmin, zmax] = ownSpan(metric);
-  const most = z[0].length;
-  const x = [...Array(most).keys()];
-  const trace = {
-    type: "heatmap", z, x, y: layers, zmin, zmax, colorscale: "Viridis", text,
-    hoverinfo: "text", xgap: 1, ygap: 1, colorbar: { thickness: 12, len: 1, ...ticksOf(metric) },
-  };
+  const { data: [cells], layout } = mapChart(chosen.model, metric, chosen.weights, ownSpan(metric));
   // Heads that the filter hides are covered by the colour of the page.
-  const hidden = z.map((row) => row.map(() => null));
-  for (const row of rows) if (!row.shown) hidden[row.l][row.h] = 1;
+  const z = cells.z.map((row) => row.map(() => null));
+  for (const row of rows) if (!row.shown) z[row.l][row.h] = 1;
   const back = isDark() ? "#15161a" : "#ffffff";
-  const cover = { type: "heatmap", z: hidden, x, y: layers, zmin: 0, zmax: 1, colorscale: [[0, back], [1, back]], opacity: 0.85, showscale: false, hoverinfo: "skip" };
-  draw("map", [trace, cover], {
-    xaxis: { ...axisTitle("head"), dtick: most > 12 ? 4 : 1, showgrid: false },
-    yaxis: { ...axisTitle("layer"), dtick: layers.length > 12 ? 5 : 1, showgrid: false },
-    dragmode: false,
-  });
+  const cover = { type: "heatmap", z, x: cells.x, y: layers, zmin: 0, zmax: 1, colorscale: [[0, back], [1, back]], opacity: 0.85, showscale: false, hoverinfo: "skip" };
+  draw("map", { data: [cells, cover], layout: { ...layout, dragmode: false } });
   const place = by("map");
   placeBox();
   place.removeAllListeners("plotly_afterplot");

@@ -118,7 +118,7 @@ function pictureOfMatrix() {
   const axis = { tickvals: z.map((_, i) => i), ticktext: z.map((_, i) => plain(tokenLabel(passage().tokens[i]))), tickfont: { size: 8 }, showgrid: false, zeroline: false };
   return {
     data: [{ type: "heatmap", z, zmin: low, zmax: high, colorscale, colorbar: { title: { text: name } } }],
-    layout: themed({ xaxis: { ...axis, ...axisTitle("key") }, yaxis: { ...axis, ...axisTitle("query"), autorange: "reversed" }, margin: { l: 84, r: 8, t: 8, b: 84 } }),
+    layout: themed({ xaxis: { ...axis, title: { text: "key" } }, yaxis: { ...axis, title: { text: "query" }, autorange: "reversed" }, margin: { l: 84, r: 8, t: 8, b: 84 } }),
   };
 }
 function numbersOfMatrix() {

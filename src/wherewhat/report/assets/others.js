@@ -26,7 +26,7 @@ function writeOthers() {
       make(place, "div", null, { id: `other-${i}`, class: "chart tall", role: "img", "aria-label": `Figure of ${other.name}` });
       const { template, title, font, ...layout } = other.figure.layout;
       if (title?.text) make(place, "p", unplain(title.text), { class: "note" });
-      chart(`other-${i}`, () => draw(`other-${i}`, other.figure.data, layout));
+      chart(`other-${i}`, () => draw(`other-${i}`, { data: other.figure.data, layout }));
     }
     if (other.command) make(place, "pre", other.command, { tabindex: "0" });
   });

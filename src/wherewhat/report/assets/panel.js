@@ -12,38 +12,24 @@ function drawCurve() {
   const [middle, reach, away] = [unpack(mean), half && unpack(half), unpack(documents[chosen.document].a)];
   const x = data.distances.slice(0, middle.length);
   const y = middle.map((value, d) => (value === null || away[d] === null ? null : value + away[d]));
-  const hovertemplate = "distance %{x}: %{y:.3f}<extra></extra>";
-  const thin = { type: "scatter", mode: "lines", x, y, name: plain(passage().document), line: { color: colour(1), width: reach ? 1 : 2 }, hovertemplate };
-  const bounded = (value, d) => (value === null ? null : { mean: value, low: reach[d] === null ? null : value - reach[d], high: reach[d] === null ? null : value + reach[d] });
-  const band = reach ? lineWithBand(x, middle.map(bounded), `mean of ${data.sizes.axes.documents} documents`, 0, { mode: "lines" }) : [];
-  draw("curve", [thin, ...band], {
-    xaxis: axisTitle("distance (tokens)"), yaxis: axisTitle("a, centred"), showlegend: band.length > 0, legend: LEGEND, margin: { l: 52, r: 12, t: 40, b: 44 },
-  });
+  const bound = (sign) => middle.map((value, d) => (value === null || reach[d] === null ? null : value + sign * reach[d]));
+  const { data: [thin, below, above, line], layout } = modelCharts().curve;
+  const traces = [{ ...thin, x, y, name: plain(passage().document) }];
+  if (reach) {
+    const [low, high] = [bound(-1), bound(1)];
+    traces.push({ ...below, x, y: low }, { ...above, x, y: high }, { ...line, x, y: middle, meta: { low, high } });
+  }
+  draw("curve", { data: traces, layout });
 }
-// Share of the logit's variance by period of a plane, on a logarithmic axis; planes that do not turn are last.
 function drawPlanes() {
   const packed = record();
   const name = packed.share ? "share" : "use";
-  const turns = data.turns[chosen.layer];
-  if (!packed[name] || !turns) return void Plotly.purge(by("planes"));
+  if (!packed[name] || !data.turns[chosen.layer]) return void Plotly.purge(by("planes"));
+  const charts = modelCharts().planes;
+  const { data: [bars], layout } = charts[charts[chosen.layer]] ?? charts[chosen.layer];
   const [y, pos, sym] = [name, "plane_pos", "plane_sym"].map((key) => packed[key] && unpack(packed[key]));
-  const periods = turns.map((turn) => (turn ? 1 / turn : null));
-  const known = periods.filter(Boolean).map(Math.log10);
-  const [least, most] = known.length ? [Math.min(...known), Math.max(...known)] : [0, 0];
-  const step = known.length > 1 ? (most - least) / (known.length - 1) : 0.1;
-  let still = most;
-  const x = periods.map((period) => (period ? Math.log10(period) : (still += step)));
-  const title = packed.share ? "share of variance" : "use";
-  const text = y.map((value, p) => [
-    `plane ${p + 1}: ${title} ${value === null ? "undefined" : value.toPrecision(3)}`,
-    periods[p] ? `one turn in ${periods[p].toPrecision(3)} tokens` : "does not turn",
-    pos && pos[p] !== null ? `alone: positional ${pos[p].toFixed(2)}, symbolic ${sym[p].toFixed(2)}` : "",
-  ].filter(Boolean).join("<br>"));
-  const ticks = Array.from({ length: Math.floor(most) + 1 }, (_, power) => power).filter((power) => power >= Math.floor(least));
-  draw("planes", [{ type: "bar", x, y, width: 0.85 * step, text, textposition: "none", hoverinfo: "text", marker: { color: colour(0) } }], {
-    xaxis: { ...axisTitle("period (tokens)"), tickvals: ticks, ticktext: ticks.map((power) => (10 ** power).toLocaleString("en")), showgrid: false },
-    yaxis: { ...axisTitle(title), rangemode: "tozero" },
-  });
+  const text = y.map((_, p) => (pos && pos[p] !== null ? `<br>alone: positional ${pos[p].toFixed(2)}, symbolic ${sym[p].toFixed(2)}` : ""));
+  draw("planes", { data: [{ ...bars, y, text }], layout });
 }
 function numbersOfPlanes() {
   const name = record().share ? "share" : "use";
@@ -73,14 +59,12 @@ function label() {
 }
 function drawPlace() {
   if (!isScored()) return void Plotly.purge(by("place"));
-  const others = swapTrace(data, () => "#999999", undefined, { size: 5, opacity: 0.5 });
+  const { data: [others, star], layout } = modelCharts().place;
+  const [{ x, y, text, marker: { symbol } }] = planeChart(chosen.model).data;
   // One query of one document has no interval.
-  const reach = (name) => ({ visible: scoreOf(`${name}_low`) !== null, type: "data", symmetric: false, array: [scoreOf(`${name}_high`) - scoreOf(name)], arrayminus: [scoreOf(name) - scoreOf(`${name}_low`)], color: "#d6277b" });
-  const this_ = {
-    type: "scatter", mode: "markers", x: [scoreOf("s_pos")], y: [scoreOf("s_sym")], marker: { size: 14, color: "#d6277b", symbol: "star" },
-    hoverinfo: "skip", error_x: reach("s_pos"), error_y: reach("s_sym"),
-  };
-  draw("place", [others, this_], { showlegend: false, xaxis: { ...axisTitle("positional"), ...UNIT }, yaxis: { ...axisTitle("symbolic"), ...UNIT } });
+  const reach = (name) => ({ visible: scoreOf(`${name}_low`) !== null, array: [scoreOf(`${name}_high`) - scoreOf(name)], arrayminus: [scoreOf(name) - scoreOf(`${name}_low`)] });
+  const [error_x, error_y] = ["s_pos", "s_sym"].map((name, i) => ({ ...star[i ? "error_y" : "error_x"], ...reach(name) }));
+  draw("place", { data: [{ ...others, x, y, text, marker: { ...others.marker, symbol } }, { ...star, x: [scoreOf("s_pos")], y: [scoreOf("s_sym")], error_x, error_y }], layout });
 }
 // The panel is always of the model itself; the map may show a control model.
 function writePanelWeights() {

@@ -1,20 +1,5 @@
 // 3. All heads by positional and symbolic score.
-const UNIT = { range: [-0.03, 1.03] };
-function swapTrace(model, paint, colorscale, extra) {
-  const s = swapsOf(model);
-  const points = { x: [], y: [], text: [], colour: [], symbol: [], at: [] };
-  model.model.layers.forEach((layer, l) => (s.s_pos[l] || []).forEach((pos, h) => {
-    if (pos === null) return;
-    points.x.push(pos);
-    points.y.push(s.s_sym[l][h]);
-    const name = labelIn(s, l, h);
-    points.colour.push(paint(l, h));
-    points.symbol.push(name === "sink" ? "diamond-open" : "circle");
-    points.at.push([l, h]);
-    points.text.push(`layer ${layer}, head ${h}: ${name}<br>positional ${show(pos)}, symbolic ${show(s.s_sym[l][h])}`);
-  }));
-  return { type: "scatter", mode: "markers", x: points.x, y: points.y, text: points.text, customdata: points.at, hoverinfo: "text", marker: { size: 8, color: points.colour, symbol: points.symbol, colorscale, line: { width: 0.5, color: "#888" }, ...extra } };
-}
+const planeChart = (model) => CHARTS.models[model].scatter[chosen.keys === "all" ? 1 : 0];
 const sinkHeads = () => (data.swaps ? data.model.layers.flatMap((_, l) => Array.from({ length: data.model.heads[l] }, (_, h) => [l, h])).filter(([l, h]) => labelIn(data.swaps, l, h) === "sink") : []);
 const sinkMarks = () => (chosen.keys !== "all" && sinkHeads().length ? "Diamonds are sink heads." : "");
 // Which keys the scores are over; the label of sink heads where sinks are no class of their own.
@@ -33,11 +18,10 @@ function writePlane() {
 }
 function drawScatter() {
   if (!data.swaps) return;
+  const { data: [trace], layout } = planeChart(chosen.model);
   const r = data.metrics.find((metric) => metric.id === "r");
-  const byR = by("colour").value === "r" && r;
-  const paint = byR ? (l, h) => (r.values[data.model.weights][l] || [])[h] : (l) => data.model.layers[l];
-  const trace = swapTrace(data, paint, byR ? "Cividis" : "Viridis", { colorbar: { thickness: 12, title: { text: byR ? "r" : "layer" } } });
-  draw("scatter", [trace], { xaxis: { ...axisTitle("positional score"), ...UNIT }, yaxis: { ...axisTitle("symbolic score"), ...UNIT } });
+  const byR = by("colour").value === "r" && r && { color: trace.customdata.map(([l, h]) => ownValue(r, l, h)), colorscale: "Cividis", colorbar: { ...trace.marker.colorbar, title: { text: "r" } } };
+  draw("scatter", { data: [{ ...trace, marker: { ...trace.marker, ...byR } }], layout });
   const place = by("scatter");
   place.removeAllListeners("plotly_click");
   place.on("plotly_click", (event) => {

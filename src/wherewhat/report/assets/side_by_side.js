@@ -56,28 +56,21 @@ function sharedSpan(id) {
   return spanOf(all.models.flatMap((one) => own(one, id).flat()).filter(isNumber));
 }
 function drawSharedMap(i) {
-  const one = all.models[i];
   const id = by("shared-metric").value;
-  const metric = metricOf(one, id);
-  const z = gridOf(one, own(one, id));
-  const [zmin, zmax] = sharedSpan(id);
-  const text = z.map((row, l) => row.map((x, h) => `layer ${one.model.layers[l]}, head ${h}<br>${plain(metric.title)}: ${show(x)} ${plain(metric.unit)}`));
-  const trace = { type: "heatmap", z, x: z[0].map((_, h) => h), y: one.model.layers, zmin, zmax, colorscale: "Viridis", text, hoverinfo: "text", xgap: 1, ygap: 1, colorbar: { thickness: 10 } };
-  draw(`map-${i}`, [trace], { xaxis: { ...axisTitle("head"), dtick: z[0].length > 12 ? 4 : 1, showgrid: false }, yaxis: { ...axisTitle("layer"), dtick: z.length > 12 ? 5 : 1, showgrid: false } });
+  draw(`map-${i}`, mapChart(i, metricOf(all.models[i], id), all.models[i].model.weights, sharedSpan(id)));
 }
-// Sorted values over the share of heads: the heads of unrelated models have ranks in common, and nothing else.
+// Two lines for each model: its own heads, and those of its random control where that was measured.
 function drawRanks() {
   const id = by("shared-metric").value;
-  const line = (values, name, i, dash) => {
-    const sorted = values.flat().filter(isNumber).sort((x, y) => x - y);
-    const x = sorted.map((_, k) => (100 * (k + 1)) / sorted.length);
-    return { type: "scatter", mode: "lines", x, y: sorted, name: plain(name), line: { color: colour(i), dash, width: dash === "solid" ? 2.5 : 1.5 }, hovertemplate: "%{x:.0f} % of heads: at most %{y:.4g}<extra>%{fullData.name}</extra>" };
-  };
-  const traces = all.models.flatMap((one, i) => {
-    const random = one.model.weights === "random" ? null : metricOf(one, id).values.random;
-    return [line(own(one, id), one.model.name, i, "solid"), ...(random ? [line(random, `${one.model.name}, one random control`, i, "dash")] : [])];
+  const { data: lines, layout } = CHARTS.ranks;
+  const traces = lines.flatMap((line, k) => {
+    const one = all.models[Math.floor(k / 2)];
+    const weights = k % 2 ? "random" : one.model.weights;
+    if (k % 2 && (one.model.weights === "random" || !metricOf(one, id).values.random)) return [];
+    const y = defined(metricOf(one, id).values[weights]).sort((p, q) => p - q);
+    return [{ ...line, x: y.map((_, rank) => (100 * (rank + 1)) / y.length), y }];
   });
-  draw("ranks", traces, { xaxis: { ...axisTitle("share of heads (%)"), range: [0, 100] }, yaxis: axisTitle(plain(metricOf(all.models[0], id).title)), legend: LEGEND, margin: { l: 52, r: 12, t: 60, b: 44 } });
+  draw("ranks", { data: traces, layout: { ...layout, yaxis: { title: { text: plain(metricOf(all.models[0], id).title) } } } });
 }
 // A fine-tuned model against its base, or why heads cannot be matched; returns the charts it made.
 function startPair(pair, i) {
@@ -118,17 +111,17 @@ function drawPair(pair, i) {
   const points = before.flatMap((row, l) => (row || []).map((x, h) => ({ x, y: after[l]?.[h], l, h }))).filter((point) => isNumber(point.x) && isNumber(point.y));
   const ends = points.flatMap((point) => [point.x, point.y]);
   const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  const { data: [marks], layout } = CHARTS.pairs[i];
   const trace = {
-    type: "scatter", mode: "markers", x: points.map((point) => point.x), y: points.map((point) => point.y),
-    text: points.map((point) => `L${first.model.layers[point.l]}H${point.h}: ${show(point.x)} → ${show(point.y)}`), hoverinfo: "text",
-    marker: { size: 7, opacity: 0.75, color: points.map((point) => first.model.layers[point.l]), colorscale: "Viridis", colorbar: { thickness: 10, title: { text: "layer" } } },
+    ...marks, x: points.map((point) => point.x), y: points.map((point) => point.y),
+    text: points.map((point) => `L${first.model.layers[point.l]}H${point.h}: ${show(point.x)} → ${show(point.y)}`),
+    marker: { ...marks.marker, color: points.map((point) => first.model.layers[point.l]) },
   };
-  const shapes = points.length ? [{ type: "line", x0: low, y0: low, x1: high, y1: high, line: { color: isDark() ? "#9a9aa5" : "#77777f", width: 1, dash: "dot" } }] : [];
-  draw(`pair-${i}`, [trace], { xaxis: axisTitle(plain(first.model.name)), yaxis: axisTitle(plain(second.model.name)), shapes });
+  const shapes = points.length ? layout.shapes.map((line) => ({ ...line, x0: low, y0: low, x1: high, y1: high })) : [];
+  draw(`pair-${i}`, { data: [trace], layout: { ...layout, shapes } });
 }
 function drawSharedPlane(i) {
-  const one = all.models[i];
   const deepest = Math.max(...all.models.map((each) => Math.max(...each.model.layers)));
-  const trace = swapTrace(one, (l) => one.model.layers[l], "Viridis", { cmin: 0, cmax: deepest || 1, colorbar: { thickness: 10, title: { text: "layer" } } });
-  draw(`plane-${i}`, [trace], { xaxis: { ...axisTitle("positional score"), ...UNIT }, yaxis: { ...axisTitle("symbolic score"), ...UNIT } });
+  const { data: [trace], layout } = planeChart(i);
+  draw(`plane-${i}`, { data: [{ ...trace, marker: { ...trace.marker, cmin: 0, cmax: deepest || 1 } }], layout });
 }

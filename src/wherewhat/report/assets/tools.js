@@ -1,7 +1,10 @@
 // Text of models and documents is inserted with textContent and plain(), never as HTML.
-const all = JSON.parse(by("data").textContent);
+const all = stored;
 let data = all.models[0];
 const chosen = { model: 0, layer: 0, head: 0, metric: 0, weights: data.model.weights, keys: "", labels: new Set(), search: "", view: "pattern", document: 0, theme: "" };
+
+// The charts of the chosen model.
+const modelCharts = () => CHARTS.models[chosen.model];
 
 // Scores and labels of heads: without the sink, or of all keys as in the papers.
 const swapsOf = (model) => (chosen.keys === "all" ? model.swaps.all_keys : model.swaps);

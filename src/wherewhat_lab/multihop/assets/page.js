@@ -1,7 +1,7 @@
 // Text from files is only ever set through textContent; plotly's texts are escaped where they are made.
-const data = JSON.parse(by("data").textContent);
+const data = stored;
 const charts = [];
-const drawAll = () => charts.forEach(([id, one]) => draw(id, one.traces, one.layout));
+const drawAll = () => charts.forEach(([id, one]) => draw(id, { data: one.traces, layout: one.layout }));
 
 by("about").textContent = data.about;
 data.sections.forEach((section, i) => {
