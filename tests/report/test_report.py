@@ -90,8 +90,8 @@ def test_the_page_holds_everything(data, whole, made):
 
 def test_the_price_of_additive_logits_is_beside_their_share(data, made):
     """One document: a measured fact beside the untouched model and a control, with no interval and no finding."""
-    (path,) = made.out.glob("residual-*")
-    run = StoredRun(RunDirectory.load(path))
+    (name,) = (run["name"] for run in data["runs"] if run["config"]["measurement"] == "residual")
+    run = StoredRun(RunDirectory.load(made.out / name))
     (loss,), (additive,), (noise,) = (run.values(name) for name in ("loss", "loss_strength_0", "loss_noise"))
     (price,) = (number["price"] for number in data["numbers"] if number["price"])
     assert price == next(number["price"] for number in data["numbers"] if "r2" in number["metrics"])
