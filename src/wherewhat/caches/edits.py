@@ -60,7 +60,9 @@ class LayerEdits(Observer):
         self._occurrences[name] = occurrence + 1
         layer = self._layers.get((name, occurrence))
         if layer is None:
-            raise CaptureError(f"attention of {name} was not part of the proof: the model took another path")
+            raise CaptureError(
+                f"call {occurrence + 1} of attention in {name} did not run when it was verified: it cannot be edited"
+            )
         output = self._editor(layer, call)
         return output if output is None or output.dtype == call.query.dtype else output.to(call.query.dtype)
 

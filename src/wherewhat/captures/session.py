@@ -215,7 +215,7 @@ class Capture(Observer):
         layout = self._layouts.get((name, occurrence))
         if layout is None:
             raise CaptureError(
-                f"attention of {name} (call {occurrence + 1}) was not part of the proof: the model took another path"
+                f"call {occurrence + 1} of attention in {name} did not run when the capture was verified: prove the model again"
             )
         if call.query.dtype != layout.dtype:
             raise CaptureError(

@@ -123,10 +123,10 @@ class DynamicNTK(LengthMethod):
 
 @dataclass(frozen=True)
 class YaRN(RescaledMethod):
-    """Planes of over 32 turns in training stay, those of under one are slower by the factor, and logits are sharpened.
+    """Planes with over 32 turns in the trained length stay, those with less than one are interpolated by the factor.
 
     Between the two the share of interpolation grows linearly with the plane's index, as in the authors' code, and
-    rotated tensors are multiplied by ``0.1 ln(factor) + 1``.
+    rotated tensors are multiplied by ``0.1 ln(factor) + 1``, which sharpens the logits.
 
     Attributes:
         fast: Turns over the training length above which a plane keeps its frequency.

@@ -38,7 +38,7 @@ Judged = Literal["averaged", "capped"]
 
 @dataclass(frozen=True)
 class NearFar(LengthMethod):
-    """A query sees the first s keys and the last L, and its heads that look far the k others with the largest content.
+    """A query sees the first s keys and the last L; heads of the plan also see the k far keys with the highest content.
 
     The content of a pair is its logit averaged over the distances 0 to L: each plane of the query is multiplied by the
     mean of ``exp(i d θ)``, so that fast planes vanish and slow ones stay. Keys beyond the window are seen at

@@ -14,7 +14,7 @@ Function = Callable[..., tuple[Tensor, ...]]
 """A function of tensors without synchronisation and random numbers."""
 
 _SHARE = 16
-"""All graphs together may hold one part in so many of a GPU's memory."""
+"""All graphs together hold at most 1/16 of GPU memory."""
 
 _STALE = 1000
 """Calls after which a graph that was not used is dropped."""
