@@ -215,7 +215,7 @@ class Capture(Observer):
         layout = self._layouts.get((name, occurrence))
         if layout is None:
             raise CaptureError(
-                f"call {occurrence + 1} of attention in {name} did not run when the capture was verified: prove the model again"
+                f"call {occurrence + 1} of attention in {name} did not run in the proof: prove the model again"
             )
         if call.query.dtype != layout.dtype:
             raise CaptureError(
@@ -255,7 +255,7 @@ class Capture(Observer):
         if len(pending) != rotary.calls_seen:
             raise CaptureError(
                 f"{layout.name} called its rotary function {len(pending)} times, {rotary.calls_seen} times in the "
-                "proof: it was replaced or the model took another path"
+                "proof: it was replaced, or another branch of the model ran"
             )
         new: list[_Sample] = []
         for index in rotary.calls:
@@ -307,7 +307,7 @@ class Capture(Observer):
         if seen < len(self._layouts):
             raise CaptureError(
                 f"{seen} attention layers were seen, {len(self._layouts)} in the proof: the proof is of another model, "
-                "or the model took another path"
+                "or another branch of the model ran"
             )
         logits = output[0] if isinstance(output, tuple) else getattr(output, "logits", None)
         if isinstance(logits, Tensor) and logits.ndim > 1 and not self._edits:
