@@ -48,12 +48,12 @@ def shown(value: str | os.PathLike[str]) -> str:
     return f"'{printable(text)}'"
 
 
-def user_path(given: str | os.PathLike[str], *, name: str, error: type[WherewhatError] = ConfigError) -> Path:
+def user_path(path_like: str | os.PathLike[str], *, name: str, error: type[WherewhatError] = ConfigError) -> Path:
     """Return a path that a user named, with ``~`` replaced, that the operating system accepts; it need not exist.
 
     ``name`` says what it is in messages, such as ``--out`` or ``the model``.
     """
-    text = os.fspath(given)
+    text = os.fspath(path_like)
     where = f"{name} {shown(text)}"
     if not text.strip():
         raise error(f"{name} is empty: give a path")
@@ -76,9 +76,9 @@ def user_path(given: str | os.PathLike[str], *, name: str, error: type[Wherewhat
     return path
 
 
-def output_file(given: str | os.PathLike[str], *, name: str) -> Path:
+def output_file(file: str | os.PathLike[str], *, name: str) -> Path:
     """Return the path of a file to write, after checks that it can be: no other kind of file, in a writable folder."""
-    path = user_path(given, name=name, error=StoreError)
+    path = user_path(file, name=name, error=StoreError)
     kind = kind_of_file(path)
     if kind is None and str(path).startswith(_OUTPUT_STREAMS):
         kind = "a stream"  # the file would be renamed to the name of the stream
@@ -88,12 +88,12 @@ def output_file(given: str | os.PathLike[str], *, name: str) -> Path:
     return path
 
 
-def output_folder(given: str | os.PathLike[str], *, name: str, writable: bool = True) -> Path:
+def output_folder(folder: str | os.PathLike[str], *, name: str, writable: bool = True) -> Path:
     """Return the path of a folder to write to, after checks that it is one or can be made.
 
     It need not be ``writable`` where finished runs can be read from it.
     """
-    path = user_path(given, name=name, error=StoreError)
+    path = user_path(folder, name=name, error=StoreError)
     try:
         if writable:
             check_writable(path)
@@ -130,14 +130,14 @@ def read_file(path: Path, *, name: str, most: int, error: type[WherewhatError] =
 
 
 def read_user_file(
-    given: str | os.PathLike[str],
+    file: str | os.PathLike[str],
     *,
     name: str,
     most: int = MOST_CONFIG_BYTES,
     error: type[WherewhatError] = ConfigError,
 ) -> bytes:
     """Return the bytes of a file that a user named; see :func:`user_path` and :func:`read_file`."""
-    path = user_path(given, name=name, error=error)
+    path = user_path(file, name=name, error=error)
     return read_file(path, name=f"{name} {shown(path)}", most=most, error=error)
 
 
@@ -216,21 +216,21 @@ def check_whole_number(name: str, value: Any, *, error: type[Exception] = Config
 
 def check_at_most(most: int, **numbers: float | Sequence[float] | None) -> None:
     """Refuse numbers, or sequences with numbers, above ``most``: for them memory or time would not suffice."""
-    for name, given in numbers.items():
-        for number in given if isinstance(given, Sequence) else (given,):
+    for name, value in numbers.items():
+        for number in value if isinstance(value, Sequence) else (value,):
             if number is not None and number > most:
                 raise ConfigError(f"{name} is {number}: give at most {most:,}")
 
 
-def check_distinct(name: str, given: Sequence[object]) -> None:
+def check_distinct(name: str, entries: Sequence[object]) -> None:
     """Refuse an empty sequence, and one in which an entry occurs twice."""
-    if not given:
+    if not entries:
         raise ConfigError(f"{name} is empty: give at least one")
     seen: set[object] = set()
-    for one in given:
-        if one in seen:
-            raise ConfigError(f"{name} has {one!r} twice: give each once")
-        seen.add(one)
+    for entry in entries:
+        if entry in seen:
+            raise ConfigError(f"{name} has {entry!r} twice: give each once")
+        seen.add(entry)
 
 
 def size_in_words(count: int) -> str:

@@ -171,10 +171,10 @@ def read_regular(path: Path) -> bytes:
 
 def check_written(file: BufferedReader) -> None:
     """Raise ForeignFileError for gigabytes of which hardly any take space, which it would take hours to read."""
-    found = os.fstat(file.fileno())
-    taken = 512 * getattr(found, "st_blocks", found.st_size)
-    if found.st_size > MOST_BYTES and taken < found.st_size // 64:
-        raise ForeignFileError(errno.EFBIG, f"almost all of its {found.st_size:,} bytes were never written")
+    status = os.fstat(file.fileno())
+    taken = 512 * getattr(status, "st_blocks", status.st_size)
+    if status.st_size > MOST_BYTES and taken < status.st_size // 64:
+        raise ForeignFileError(errno.EFBIG, f"almost all of its {status.st_size:,} bytes were never written")
 
 
 def make_folder(path: Path) -> list[Path]:
@@ -183,20 +183,20 @@ def make_folder(path: Path) -> list[Path]:
     Returns:
         The folders that this call created, innermost first, so that they can be removed after a later failure.
     """
-    made: list[Path] = []
+    folders: list[Path] = []
     try:
         missing = list(takewhile(lambda folder: not folder.is_dir(), [path, *path.parents]))
         for folder in reversed(missing):
             with suppress(FileExistsError):
                 folder.mkdir()
-                made.insert(0, folder)
+                folders.insert(0, folder)
             if not is_folder(folder):
                 # Another process has removed it in the meantime; callers that share the folder try again.
                 raise FileNotFoundError(errno.ENOENT, f"{folder} has disappeared")
     except (OSError, ValueError) as error:
-        _remove_empty(made)
+        _remove_empty(folders)
         raise StoreError(f"cannot make the folder {path}: {explain(error)}") from error
-    return made
+    return folders
 
 
 def check_writable(path: Path) -> None:
@@ -241,8 +241,8 @@ def remove_temporaries(folder: Path, *, older_than: float | None = None) -> None
     Without an age, no other process may write there.
     """
     try:
-        found = filter(is_temporary, folder.iterdir())
-        leftovers = [path for path in found if older_than is None or time.time() - path.lstat().st_mtime > older_than]
+        paths = filter(is_temporary, folder.iterdir())
+        leftovers = [path for path in paths if older_than is None or time.time() - path.lstat().st_mtime > older_than]
     except OSError as error:
         raise StoreError(f"cannot read {folder}: {explain(error)}") from error
     for entry in leftovers:
@@ -268,31 +268,31 @@ def hold(path: Path, *, timeout: float | None, on_wait: Callable[[str], None] | 
     from filelock import FileLock
 
     lock = FileLock(path, thread_local=False)
-    made: list[Path] = []
+    folders: list[Path] = []
     try:
-        _wait_for(lock, path, timeout, on_wait, made)
+        _wait_for(lock, path, timeout, on_wait, folders)
         try:
             yield
         finally:
             lock.release()
     finally:
-        _remove_empty(made)
+        _remove_empty(folders)
 
 
 def _wait_for(
-    lock: BaseFileLock, path: Path, timeout: float | None, on_wait: Callable[[str], None] | None, made: list[Path]
+    lock: BaseFileLock, path: Path, timeout: float | None, on_wait: Callable[[str], None] | None, folders: list[Path]
 ) -> None:
     from filelock import Timeout
 
     try:
         try:
-            _acquire(lock, path, seconds=0, made=made)
+            _acquire(lock, path, seconds=0, folders=folders)
         except Timeout:
             if timeout == 0:
                 raise
             if on_wait is not None:
                 on_wait(f"another process works in {path.parent}: waiting for it")
-            _acquire(lock, path, seconds=-1 if timeout is None else timeout, made=made)
+            _acquire(lock, path, seconds=-1 if timeout is None else timeout, folders=folders)
     except Timeout:
         line = f"another process still works in {path.parent} after {timeout or 0:g} s: wait for it"
         raise StoreError(line) from None
@@ -301,12 +301,12 @@ def _wait_for(
         raise StoreError(f"cannot lock {path.parent}: {reason}") from error
 
 
-def _acquire(lock: BaseFileLock, path: Path, *, seconds: float, made: list[Path]) -> None:
+def _acquire(lock: BaseFileLock, path: Path, *, seconds: float, folders: list[Path]) -> None:
     # Another process may remove its empty folders, with the lock file, between any two steps here; a lock on a file
     # without a name would protect nothing.
     for attempt in range(_ATTEMPTS):
         try:
-            made.extend(make_folder(path.parent))
+            folders.extend(make_folder(path.parent))
             lock.acquire(timeout=seconds)
         except (StoreError, FileNotFoundError) as error:
             vanished = isinstance(error.__cause__ or error, FileNotFoundError)

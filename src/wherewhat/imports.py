@@ -61,9 +61,9 @@ def plugins(group: str) -> dict[str, Any]:
     """
     from importlib.metadata import entry_points
 
-    found = sorted(entry_points(group=group), key=lambda entry: entry.name)
+    entries = sorted(entry_points(group=group), key=lambda entry: entry.name)
     loaded = {}
-    for entry in found:
+    for entry in entries:
         with isolated(group, entry.name):
             loaded[entry.name] = entry.load()
     return loaded

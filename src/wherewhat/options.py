@@ -142,7 +142,7 @@ def _fits(value: Any, kind: Any) -> bool:
     """Return whether a value has an annotated type; unknown annotations fit everything."""
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin in _UNIONS:
-        return any(_fits(value, one) for one in arguments)
+        return any(_fits(value, argument) for argument in arguments)
     if origin is typing.Literal:
         return isinstance(value, str) and value in arguments
     if origin in (int, float):
@@ -151,7 +151,7 @@ def _fits(value: Any, kind: Any) -> bool:
         return hasattr(value, "read") and not isinstance(value, io.TextIOBase)
     if origin in _SERIES:
         listed = isinstance(value, origin) and not isinstance(value, (str, bytes))
-        return listed and (not arguments or all(_fits(one, arguments[0]) for one in value))
+        return listed and (not arguments or all(_fits(item, arguments[0]) for item in value))
     if origin is Mapping and arguments:
         return isinstance(value, Mapping) and all(_fits(name, arguments[0]) for name in value)
     return not isinstance(origin, type) or origin is Any or isinstance(value, origin)
@@ -163,13 +163,13 @@ _SERIES = (tuple, list, Sequence)
 
 def type_hints(annotated: Any) -> dict[str, Any]:
     """Return the types of a function's arguments or a class's fields, except those that only type checkers import."""
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     names = vars(sys.modules[annotated.__module__])
     for key, annotation in inspect.get_annotations(annotated).items():
         alone = types.SimpleNamespace(__annotations__={key: annotation})
         with contextlib.suppress(NameError):
-            found |= typing.get_type_hints(alone, globalns=names)
-    return found
+            hints |= typing.get_type_hints(alone, globalns=names)
+    return hints
 
 
 def _guarded(function: Any, annotated: Any, conversions: Mapping[str, Callable[[Any], Any]]) -> Any:
@@ -206,7 +206,7 @@ def _shown(value: Any) -> str:
     if value is None or isinstance(value, (str, bytes, int, float, os.PathLike)):
         return _cut(value)
     kind = type(value).__name__
-    inside = dict.fromkeys(type(one).__name__ for one in value) if isinstance(value, _SERIES) else ()
+    inside = dict.fromkeys(type(item).__name__ for item in value) if isinstance(value, _SERIES) else ()
     return f"{_article(kind)} {kind}" + (f" of {' and '.join(inside)}" if inside else "")
 
 
@@ -225,16 +225,16 @@ def _article(word: str) -> str:
 
 def parse_assignments(assignments: Iterable[str], *, name: str = "--set") -> dict[str, str]:
     """Return ``["a=1", "b=x"]`` as a dictionary; ``name`` is the option they were given to."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key:
             raise ConfigError(f"{name} {_cut(text)} is not of the form key=value")
-        if key in found:
+        if key in values:
             raise ConfigError(f"{name} {key} is given twice")
-        found[key] = value.strip()
-    return found
+        values[key] = value.strip()
+    return values
 
 
 def build_config(config_type: type[Any], values: Mapping[str, Any]) -> Any:
@@ -278,20 +278,20 @@ def _convert(value: Any, kind: Any) -> Any:
     if origin in _UNIONS:
         if value is None or (isinstance(value, str) and value.lower() in ("none", "")):
             return None
-        return _convert(value, next(one for one in arguments if one is not type(None)))
+        return _convert(value, next(argument for argument in arguments if argument is not type(None)))
     if origin is tuple:
         parts = (value.split(",") if value.strip() else []) if isinstance(value, str) else list(value)
         return tuple(_convert(part.strip() if isinstance(part, str) else part, arguments[0]) for part in parts)
-    made = value
+    converted = value
     if kind is bool:
-        made = _BOOLEANS.get(str(value).lower(), value)
+        converted = _BOOLEANS.get(str(value).lower(), value)
     elif kind in (int, float) and not isinstance(value, bool):
-        made = kind(value)
-        if isinstance(value, float) and made != value and not math.isnan(value):
+        converted = kind(value)
+        if isinstance(value, float) and converted != value and not math.isnan(value):
             raise ValueError
-    if not _fits(made, kind):
+    if not _fits(converted, kind):
         raise ValueError
-    return made
+    return converted
 
 
 _BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
@@ -315,13 +315,13 @@ def read_config(path: Path, *, name: str = "") -> dict[str, Any]:
         raise ConfigError(
             f"{where} must hold names and values, not {_article(type(values).__name__)} {type(values).__name__}"
         )
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in values.items():
         plain = str(key).replace("-", "_")
-        if plain in found:
+        if plain in settings:
             raise ConfigError(f"{where} has the key {shown(plain)} twice")
-        found[plain] = value
-    return found
+        settings[plain] = value
+    return settings
 
 
 def _parse_yaml(content: str) -> Any:
@@ -366,7 +366,7 @@ def build_recipe(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
     """
     hints = typing.get_type_hints(kind)
     known: dict[str, Any] = {f.name: f for f in dataclasses.fields(cast("Any", kind))}
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
             raise ConfigError(f"a recipe has no {shown(str(key))}: {nearest(str(key), known)}")
@@ -378,12 +378,12 @@ def build_recipe(kind: type[_Config], values: Mapping[str, Any]) -> _Config:
                 if name in value:
                     raise ConfigError(f"{name} does not belong in [{key}]: the rest of the recipe determines it")
             start = known[key].default_factory()
-            found[key] = build_config(type(start), {**config_values(start), **value})
+            arguments[key] = build_config(type(start), {**config_values(start), **value})
             continue
         converted = tuple(value) if isinstance(value, list) else value
         if isinstance(converted, str) and Path in typing.get_args(hint):
             converted = user_path(converted, name=key)
         if not _fits(converted, hint):
             raise ConfigError(f"{key}={_cut(value)} is not {_described(hint)}")
-        found[key] = converted
-    return kind(**found)
+        arguments[key] = converted
+    return kind(**arguments)

@@ -90,8 +90,8 @@ class Blocks:
     def swapped(self, layer: int, first: int, second: int, *, block: int = 1) -> LayerAttention:
         """Return the attention of a layer with ``block`` hidden states from ``first`` and ``second`` on swapped."""
         hidden = self.hidden(layer).clone()
-        one, other = slice(first, first + block), slice(second, second + block)
-        hidden[:, one], hidden[:, other] = hidden[:, other].clone(), hidden[:, one].clone()
+        span, other_span = slice(first, first + block), slice(second, second + block)
+        hidden[:, span], hidden[:, other_span] = hidden[:, other_span].clone(), hidden[:, span].clone()
         return self.run(layer, hidden)
 
 

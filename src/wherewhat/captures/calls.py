@@ -255,7 +255,7 @@ def rotary_targets(modules: Sequence[nn.Module]) -> Iterator[Target]:
         for name in _rotary_names(vars(namespace)):
             if callable(getattr(namespace, name)):
                 yield Target(namespace, name, _observe_rotary)
-    methods = {kind: found for kind in set(map(type, modules)) if (found := _rotary_methods(kind))}
+    methods = {kind: names for kind in set(map(type, modules)) if (names := _rotary_methods(kind))}
     for module in modules:
         for name in methods.get(type(module), ()):
             if callable(getattr(module, name)):
@@ -265,7 +265,7 @@ def rotary_targets(modules: Sequence[nn.Module]) -> Iterator[Target]:
 def _namespaces(modules: Iterable[nn.Module]) -> list[ModuleType]:
     """Return the Python modules that define the classes of a model's modules."""
     files = {cls.__module__ for kind in set(map(type, modules)) for cls in kind.__mro__}
-    return [found for file in sorted(files) if (found := sys.modules.get(file)) is not None]
+    return [namespace for file in sorted(files) if (namespace := sys.modules.get(file)) is not None]
 
 
 def _rotary_names(names: Iterable[str]) -> list[str]:
@@ -290,8 +290,8 @@ class ObservedTable:
 
     def get(self, implementation: str, default: Any = None) -> Any:
         """Return the observed function for an implementation, or ``default``."""
-        found = self._table.get(implementation, default)
-        return self._observe(found, implementation) if callable(found) else found
+        function = self._table.get(implementation, default)
+        return self._observe(function, implementation) if callable(function) else function
 
     def __getitem__(self, implementation: str) -> Callable[..., Any]:
         return self._observe(self._table[implementation], implementation)
@@ -468,16 +468,16 @@ def _observe_rotary(function: Callable[..., Any]) -> Callable[..., Any]:
 def _calls(function: Callable[..., Any], arguments: Sequence[Any], result: Any) -> list[RotaryCall]:
     """Match outputs with inputs of equal shape, in order; the other inputs give candidate widths."""
     matched: list[tuple[Tensor, Tensor]] = []
-    given = list(enumerate(arguments))
+    remaining = list(enumerate(arguments))
     for output in _flatten((result,)):
-        for index, (_, candidate) in enumerate(given if isinstance(output, Tensor) else ()):
+        for index, (_, candidate) in enumerate(remaining if isinstance(output, Tensor) else ()):
             if isinstance(candidate, Tensor) and candidate.shape == output.shape and not candidate.is_complex():
                 matched.append((candidate, output))
-                del given[index]
+                del remaining[index]
                 break
-    others = [x for _, x in given if isinstance(x, Tensor) and x.ndim]
+    others = [x for _, x in remaining if isinstance(x, Tensor) and x.ndim]
     widths = tuple(sorted({w for x in others for w in (x.shape[-1], 2 * x.shape[-1])}))
-    invocation = Invocation(function, len(arguments), given, len(matched))
+    invocation = Invocation(function, len(arguments), remaining, len(matched))
     return [RotaryCall(before, after, widths, invocation) for before, after in matched]
 
 

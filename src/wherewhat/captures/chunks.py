@@ -72,30 +72,30 @@ def run_in_chunks(
     check_chunk(chunk)
     tokens = ids.shape[1]
     collector = _Collector(tokens, offload=offload)
-    found: list[Tensor] = []
+    logit_chunks: list[Tensor] = []
     cache: Any = None
     with torch.no_grad(), capture(model, collector, proof=proof):
         for start, stop in bounds(tokens, chunk):
             collector.begin(start, stop)
-            given = dict({} if logits else without_head or {})
+            arguments = dict({} if logits else without_head or {})
             if placed:
-                given["position_ids"] = placed["position_ids"][:, start:stop]
-                given["attention_mask"] = placed["attention_mask"][:, :stop]
+                arguments["position_ids"] = placed["position_ids"][:, start:stop]
+                arguments["attention_mask"] = placed["attention_mask"][:, :stop]
             if cache is not None:
-                given["past_key_values"] = cache
-            output = model(input_ids=ids[:, start:stop], use_cache=True, **given)
+                arguments["past_key_values"] = cache
+            output = model(input_ids=ids[:, start:stop], use_cache=True, **arguments)
             cache = getattr(output, "past_key_values", None)
             if cache is None:
                 raise CaptureError(f"{type(model).__name__} has no key-value cache: leave --chunk out")
             if logits:
-                found.append(output.logits)
+                logit_chunks.append(output.logits)
             del output
         del cache
     with torch.no_grad():
         for index in list(collector.layers):
             # Removed one by one, so that memory of finished layers is freed.
             reducer(collector.layers.pop(index).whole())
-    return torch.cat(found, 1) if logits else None
+    return torch.cat(logit_chunks, 1) if logits else None
 
 
 def prove_chunks(model: Any, proof: Proof, *, tokens: int) -> float:
@@ -133,42 +133,42 @@ def prove_chunks(model: Any, proof: Proof, *, tokens: int) -> float:
 
 def _compare(model: Any, ids: Tensor, proof: Proof, chunk: int) -> tuple[float, str]:
     """Return the largest difference between the layers of one pass over ``ids`` and of chunks, and its location."""
-    one: dict[int, LayerAttention] = {}
+    references: dict[int, LayerAttention] = {}
     masks: MaskCopies = {}
-    found = [(0.0, "")]
+    differences = [(0.0, "")]
 
     def keep(attention: LayerAttention) -> None:
-        one[attention.layer] = attention.copied(memo=masks)
+        references[attention.layer] = attention.copied(memo=masks)
 
     def compare(attention: LayerAttention) -> None:
-        reference = one.pop(attention.layer)
+        reference = references.pop(attention.layer)
         for name in ("rot_q", "rot_k", "value", "output", "positions"):
             is_now, was = getattr(attention, name), getattr(reference, name)
             if is_now.shape != was.shape:
-                found.append((torch.inf, f"{attention.name}, {name}"))
+                differences.append((torch.inf, f"{attention.name}, {name}"))
                 return
             size = was.double().abs().max().clamp_min(1e-30)
             error = float((is_now.double() - was.double()).abs().max() / size)
-            found.append((error, f"{attention.name}, {name}"))
+            differences.append((error, f"{attention.name}, {name}"))
         for rows in blocks_of_rows(attention.n):
             if bool((attention.visible(rows) != reference.visible(rows)).any()):
-                found.append((torch.inf, f"{attention.name}, mask"))
+                differences.append((torch.inf, f"{attention.name}, mask"))
                 return
             error = float((attention.pattern(rows) - reference.pattern(rows)).abs().max())
-            found.append((error, f"{attention.name}, attention weights"))
+            differences.append((error, f"{attention.name}, attention weights"))
 
     with torch.no_grad():
         with capture(model, keep, proof=proof):
             model(input_ids=ids, use_cache=False)
         run_in_chunks(model, ids, compare, proof=proof, chunk=chunk)
-    return max(found, key=lambda pair: pair[0])
+    return max(differences, key=lambda pair: pair[0])
 
 
 def _windows(model: Any) -> list[int]:
     """Return the windows and attention chunks in a model's configuration."""
     config = model.config.get_text_config()
-    found = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
-    return [window for window in found if isinstance(window, int) and window > 0]
+    settings = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+    return [window for window in settings if isinstance(window, int) and window > 0]
 
 
 @dataclass
@@ -328,9 +328,9 @@ class ChunkedMask(Mask):
             if step != 1:
                 return self._joined(slice(start, stop), n, m, method)[..., ::step, :]
             spans = [(start, stop)]
-        found = [here for span in spans for here in self._within(*span, m, method)]
-        outer = [max(x.shape[axis] for x in found) for axis in (0, 1)]
-        return torch.cat([x.expand(*outer, *x.shape[2:]) for x in found], -2)
+        parts = [here for span in spans for here in self._within(*span, m, method)]
+        outer = [max(x.shape[axis] for x in parts) for axis in (0, 1)]
+        return torch.cat([x.expand(*outer, *x.shape[2:]) for x in parts], -2)
 
     def _within(self, start: int, stop: int, m: int, method: _Method) -> Iterator[Tensor]:
         """Yield the result of each chunk with queries from ``start`` to ``stop``."""
@@ -375,7 +375,7 @@ class _MaskJoiner:
         windows = {window for _, window in rules if window is not None}
         if len(rules) == len(self._chunks) and len(windows) <= 1:
             window = next(iter(windows), None)
-            if window is None or all(stop <= window for stop, found in rules if found is None):
+            if window is None or all(stop <= window for stop, width in rules if width is None):
                 hides = self._chunks[0].mask.hides
                 return Mask(causal=True, window=window, added=self._key_terms, device=device, hides=hides)
         return ChunkedMask(device=device, chunks=tuple(self._chunks))

@@ -189,8 +189,8 @@ def _weights_error(attention: LayerAttention, call: AttentionCall) -> float:
         return torch.inf
     dtype = call.query.dtype if again is None else torch.float32
 
-    def error(given: LayerAttention) -> float:
-        parts = ((rows, *rounded_weights(given, rows, dtype)) for rows in blocks_of_rows(given.n))
+    def error(layer: LayerAttention) -> float:
+        parts = ((rows, *rounded_weights(layer, rows, dtype)) for rows in blocks_of_rows(layer.n))
         return max(_largest((ours - weights[:, :, rows]).abs() - rounding) for rows, ours, rounding in parts)
 
     if attention.sinks is None:
@@ -278,9 +278,9 @@ def layer_kinds(layers: Sequence[LayerProof]) -> Kinds:
     differing = [names for names in (windows, ropes) if len(set(names)) > 1]
     kinds: Kinds = {}
     for layer, *names in zip(layers, *differing, strict=True):
-        found = kinds.setdefault(", ".join(names), [])
-        if layer.layout.layer not in found:
-            found.append(layer.layout.layer)
+        indices = kinds.setdefault(", ".join(names), [])
+        if layer.layout.layer not in indices:
+            indices.append(layer.layout.layer)
     return kinds if differing else {}
 
 
@@ -427,12 +427,12 @@ def _by_reason(layers: Sequence[LayerProof], unmeasured: Sequence[Unmeasured]) -
     They are named where measured layers are numbered by the order of their calls and not by their block.
     """
     by_block = all(str(layer.layout.layer) in layer.layout.name.split(".") for layer in layers)
-    found: dict[str, list[Unmeasured]] = {}
+    by_reason: dict[str, list[Unmeasured]] = {}
     for layer in unmeasured:
-        found.setdefault(layer.reason, []).append(layer)
+        by_reason.setdefault(layer.reason, []).append(layer)
     return {
         reason: _ranges([x.layer for x in members]) if by_block else ", ".join(x.name for x in members)
-        for reason, members in found.items()
+        for reason, members in by_reason.items()
     }
 
 

@@ -213,19 +213,19 @@ def _agreed(layouts: list[LayerLayout], rotations: list[list[RotaryCall]]) -> li
     rotations found in layers that share their angles, the one that fits all of them best is used. Equal rotations of
     other layers are shared.
     """
-    given: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
     for index, layout in enumerate(layouts):
         if layout.rotary is not None:
             source = rotations[index][layout.rotary.calls[0]].invocation
             key = (layout.rotary.token_axis, id(source.function), *(id(value) for _, value in source.given))
-            given.setdefault(key, []).append(index)
+            groups.setdefault(key, []).append(index)
     layouts = list(layouts)
     distinct: list[IdentifiedRotation] = []
-    for group in given.values():
+    for group in groups.values():
         rotaries = [rotary for index in group if (rotary := layouts[index].rotary) is not None]
         trials = (
-            [_with_rotation(rotary, one.found, rotations[i]) for i, rotary in zip(group, rotaries, strict=True)]
-            for one in _distinct(rotaries)
+            [_with_rotation(rotary, layout.found, rotations[i]) for i, rotary in zip(group, rotaries, strict=True)]
+            for layout in _distinct(rotaries)
         )
         best = min(trials, key=lambda trial: max(rotary.error for rotary in trial))
         for index, rotary in zip(group, best, strict=True):
@@ -239,17 +239,17 @@ def _agreed(layouts: list[LayerLayout], rotations: list[list[RotaryCall]]) -> li
 
 def _distinct(layouts: list[RotaryLayout]) -> list[RotaryLayout]:
     """Return the first layout with each rotation."""
-    found: list[RotaryLayout] = []
+    distinct: list[RotaryLayout] = []
     for layout in layouts:
-        if not any(layout.found.equals(other.found) for other in found):
-            found.append(layout)
-    return found
+        if not any(layout.found.equals(other.found) for other in distinct):
+            distinct.append(layout)
+    return distinct
 
 
-def _with_rotation(layout: RotaryLayout, found: IdentifiedRotation, rotations: list[RotaryCall]) -> RotaryLayout:
+def _with_rotation(layout: RotaryLayout, rotation: IdentifiedRotation, rotations: list[RotaryCall]) -> RotaryLayout:
     """Return the layout with another rotation and its error on recorded rotations."""
-    other = replace(layout, found=found)
-    return other if layout.found.equals(found) else _measured(other, rotations)
+    other = replace(layout, found=rotation)
+    return other if layout.found.equals(rotation) else _measured(other, rotations)
 
 
 def _measured(layout: RotaryLayout, rotations: list[RotaryCall]) -> RotaryLayout:
@@ -293,12 +293,12 @@ def _layer_rotary(
             like_query = after.shape[-1] == call.query.shape[-1] and after.shape[1] == call.query.shape[1]
             if offset is None and not like_query:
                 continue
-            found = identify_rotation(before, after, positions, widths=rotary.widths, live=live)
-            layout = RotaryLayout(found, axis, offset or 0, len(rotations), (index,), found.error)
+            rotation = identify_rotation(before, after, positions, widths=rotary.widths, live=live)
+            layout = RotaryLayout(rotation, axis, offset or 0, len(rotations), (index,), rotation.error)
             if offset is not None:
                 located.append(layout)
                 break
-            unlocated = unlocated or (layout, found.to_rotated_layout(before))
+            unlocated = unlocated or (layout, rotation.to_rotated_layout(before))
     if located:
         # If queries or keys are all zero, only the others show the rotation.
         axis = located[0].token_axis
@@ -367,7 +367,7 @@ def unmeasured_layers(model: Any, layout: CaptureLayout) -> tuple[Unmeasured, ..
     attention = {id(model.get_submodule(layer.name)) for layer in layout.layers}
     paths = [re.fullmatch(r"(?:(.*?)\.)??(\d+)(?:\.(.*))?", layer.name) for layer in layout.layers]
     # One measured block of each list, to compare the others with.
-    lists = {found[1] or "": (found[2], (found[3] or "").partition(".")[0]) for found in paths if found is not None}
+    lists = {match[1] or "": (match[2], (match[3] or "").partition(".")[0]) for match in paths if match is not None}
     unmeasured = []
     for path, (number, child) in lists.items():
         blocks = {name: block for name, block in model.get_submodule(path).named_children() if name.isdigit()}

@@ -128,9 +128,9 @@ class Proof:
     @property
     def failures(self) -> list[str]:
         """One line for each number that is out of bounds."""
-        found = []
+        lines = []
         if self.output_change != 0:
-            found.append(f"capturing changes the model's output by {self.output_change:.3g}")
+            lines.append(f"capturing changes the model's output by {self.output_change:.3g}")
         for layer in self.layers:
             for what, error in (
                 ("rotation", layer.rotation_error),
@@ -138,13 +138,13 @@ class Proof:
                 ("attention output", layer.output_error),
             ):
                 if not error <= self.tolerance:
-                    found.append(f"{layer.layout.name}: {what} differ by {error:.3g} (allowed {self.tolerance:g})")
+                    lines.append(f"{layer.layout.name}: {what} differ by {error:.3g} (allowed {self.tolerance:g})")
             if not layer.drift <= DRIFT_ALLOWED:
-                found.append(
+                lines.append(
                     f"{layer.layout.name}: one token at two positions has queries or keys {layer.drift:.3g} apart "
                     f"before rotation (allowed {DRIFT_ALLOWED:g}): it rotates in a way that was not seen"
                 )
-        return found
+        return lines
 
     @property
     def ok(self) -> bool:
@@ -249,8 +249,8 @@ def capture(model: Any, reducer: Reducer, *, proof: Proof | None = None) -> Iter
         ...     model(input_ids)
     """
     with opened(model) as inner:
-        found = current_proof(inner, proof)
-        with capture_with(inner, found.layout, reducer) as session:
+        proof = current_proof(inner, proof)
+        with capture_with(inner, proof.layout, reducer) as session:
             yield session
 
 
@@ -272,17 +272,17 @@ def intervene(model: Any, editor: Editor, *, proof: Proof | None = None, blind: 
         ...     model(input_ids)  # without attention in layer 3
     """
     with opened(model) as inner:
-        found = current_proof(inner, proof)
-        with capture_with(inner, found.layout, editor, edits=True, blind=blind) as session:
+        proof = current_proof(inner, proof)
+        with capture_with(inner, proof.layout, editor, edits=True, blind=blind) as session:
             yield session
 
 
 def current_proof(model: Any, proof: Proof | None = None) -> Proof:
     """Return the given or last proof if the model's state is unchanged, else a new one."""
-    found = proof or _proofs.get(model)
-    if found is None:
+    proof = proof or _proofs.get(model)
+    if proof is None:
         return prove(model)
-    return found if found.state == state_of(model) else prove(model, length=found.length)
+    return proof if proof.state == state_of(model) else prove(model, length=proof.length)
 
 
 def _tolerance(model: Any) -> float:

@@ -124,10 +124,10 @@ class IdentifiedRotation:
 
     def equals(self, other: IdentifiedRotation) -> bool:
         """Return whether both are the same rotation, whatever their errors."""
-        one, two = self.rotation, other.rotation
-        layouts = [(x.pairing, x.offset, x.planes, x.scaling) for x in (one, two)]
+        rotation, other_rotation = self.rotation, other.rotation
+        layouts = [(x.pairing, x.offset, x.planes, x.scaling) for x in (rotation, other_rotation)]
         same = layouts[0] == layouts[1] and self.source_pairing == other.source_pairing
-        return same and torch.equal(one.inv_freq, two.inv_freq)
+        return same and torch.equal(rotation.inv_freq, other_rotation.inv_freq)
 
     def to_rotated_layout(self, before: Tensor) -> Tensor:
         """Reorder a pre-rotation tensor ``(..., d)`` so that ``rotation.rotate`` applies to it."""

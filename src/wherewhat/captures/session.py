@@ -99,8 +99,8 @@ class _Sample:
 class _Compared:
     """A call of the rotary function that was compared with a layer's rotation."""
 
-    def __init__(self, invocation: Invocation, found: IdentifiedRotation) -> None:
-        self.rotations = [found] * invocation.rotated
+    def __init__(self, invocation: Invocation, rotation: IdentifiedRotation) -> None:
+        self.rotations = [rotation] * invocation.rotated
         self._invocation = invocation
         self._given = [
             (index, value, version_of(value) if isinstance(value, Tensor) else -1) for index, value in invocation.given
@@ -128,11 +128,11 @@ def _few(n: int) -> slice:
     return slice(max(0, n - 1 - 2 * step), None, step)
 
 
-def _difference(one: IdentifiedRotation, other: IdentifiedRotation, positions: Tensor) -> Tensor:
+def _difference(identified: IdentifiedRotation, other: IdentifiedRotation, positions: Tensor) -> Tensor:
     """Return the largest relative difference between two rotations at some positions."""
-    if one.source_pairing != other.source_pairing:
+    if identified.source_pairing != other.source_pairing:
         return torch.tensor(torch.inf)
-    a, b = one.rotation, other.rotation
+    a, b = identified.rotation, other.rotation
     if (a.pairing, a.offset, a.planes) != (b.pairing, b.offset, b.planes):
         return torch.tensor(torch.inf)
     angle = (a.inv_freq - b.inv_freq).abs().max().to(positions.device) * positions.max()

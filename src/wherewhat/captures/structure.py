@@ -145,9 +145,9 @@ def state_of(model: nn.Module) -> State:
     return (structure.serial, code, _addresses(weights), _versions(weights), adapters, *surroundings(structure))
 
 
-def same_modules(one: State, other: State) -> bool:
+def same_modules(state: State, other: State) -> bool:
     """Return whether two states of a model differ at most in the values of its weights, as during training."""
-    return one[:3] == other[:3] and one[4:] == other[4:]
+    return state[:3] == other[:3] and state[4:] == other[4:]
 
 
 def surroundings(structure: Structure) -> State:
@@ -163,8 +163,8 @@ def surroundings(structure: Structure) -> State:
 def check_mode(model: nn.Module, structure: Structure) -> None:
     """Refuse a model if one of its modules is in training mode."""
     if any(map(_TRAINING, structure.attributes)):
-        found = next(module for module in (model, *structure.parts) if module.training)
-        where = "the model" if found is model else structure.names.get(id(found), type(found).__name__)
+        part = next(module for module in (model, *structure.parts) if module.training)
+        where = "the model" if part is model else structure.names.get(id(part), type(part).__name__)
         raise CaptureError(f"{where} is in training mode, where dropout changes passes: call model.eval() first")
 
 
@@ -402,19 +402,19 @@ class ModelWatch:
 
     def _new_positions(self, device: torch.device) -> Tensor | None:
         """Return the positions of the pass's tokens, ``(n,)`` or ``(batch, n)``; None if the cache determines them."""
-        given = self._position_ids
-        if given is None:
+        positions = self._position_ids
+        if positions is None:
             # Captured tokens may have had other positions; the model counts on from the cached tokens.
             first = self._cached or 0
             return None if self._before is None else torch.arange(first, first + self._tokens, device=device)
-        if given.ndim > 2:  # one row per image axis, in some families after one for the text
-            rows = given[-3:] if given.shape[0] > 3 else given
+        if positions.ndim > 2:  # one row per image axis, in some families after one for the text
+            rows = positions[-3:] if positions.shape[0] > 3 else positions
             if bool((rows != rows[:1]).any()):
                 raise CaptureError(
                     "position_ids differ between their rows, as for images: tokens have no single position"
                 )
-            given = rows[0]
-        return (given[0] if given.ndim == 2 and given.shape[0] == 1 else given).to(device)
+            positions = rows[0]
+        return (positions[0] if positions.ndim == 2 and positions.shape[0] == 1 else positions).to(device)
 
     def _check_cached(self, new: Tensor | None) -> None:
         """Refuse cached keys that were not captured and may not be consecutive before the first new token."""
@@ -479,14 +479,14 @@ class ModelWatch:
         observer = self._current_observer()
         if observer is None:
             return
-        given = dict(zip(self.structure.parameters, args, strict=False)) | kwargs
-        inputs = given.get("input_ids")
-        inputs = given.get("inputs_embeds") if inputs is None else inputs
-        cache = given.get("past_key_values")
+        arguments = dict(zip(self.structure.parameters, args, strict=False)) | kwargs
+        inputs = arguments.get("input_ids")
+        inputs = arguments.get("inputs_embeds") if inputs is None else inputs
+        cache = arguments.get("past_key_values")
         self.batch, self._tokens = inputs.shape[:2] if isinstance(inputs, Tensor) and inputs.ndim > 1 else (1, 0)
         self._cached = int(cache.get_seq_length()) if cache is not None and hasattr(cache, "get_seq_length") else None
-        self._position_ids = given.get("position_ids")
-        self._mask = given.get("attention_mask")
+        self._position_ids = arguments.get("position_ids")
+        self._mask = arguments.get("attention_mask")
         self._before = None  # positions of all cached keys, if they were captured
         if self._cached:
             with contextlib.suppress(TypeError):

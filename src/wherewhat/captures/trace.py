@@ -193,8 +193,8 @@ class TraceAttention(TorchFunctionMode):
                 del self._notes[result]
             return result
         for watch, module in active:
-            found = call(module, watch.batch, result)
-            replacement = None if found is None or watch.observer is None else watch.observer.on_attention(found)
+            event = call(module, watch.batch, result)
+            replacement = None if event is None or watch.observer is None else watch.observer.on_attention(event)
             if replacement is not None:
                 result = replacement.transpose(1, 2).reshape(result.shape)
         return result

@@ -49,7 +49,7 @@ def claims(
     file: _File = None,
     out: options.Out = options.DEFAULT_OUT,
     again: options.Again = False,
-    **given: Any,
+    **fields: Any,
 ) -> None:
     """Judge the claims of papers about position and content in attention on a model.
 
@@ -60,8 +60,8 @@ def claims(
     """
     from wherewhat.report.judgement import judge_claims
 
-    request = ModelRequest(**given)
-    made = judge_claims(
+    request = ModelRequest(**fields)
+    judgement = judge_claims(
         request,
         claims=tuple(claim or ()),
         text=tuple(text) if text else None,
@@ -73,11 +73,11 @@ def claims(
         progress=TerminalProgress(),
     )
     weights = "" if request.weights == "trained" else f"-{request.weights}"
-    path = made.save(file or out / f"claims-{made.data['model']}{weights}.json")
+    path = judgement.save(file or out / f"claims-{judgement.data['model']}{weights}.json")
     console = Console()
-    judged_on = counted(len(made.data["documents"]), "document")
-    title = f"{made.data['model']} ({made.data['weights']}): claims judged on {judged_on}"
-    console.print(claims_table(made.data["claims"], title=title, over="documents, prompts or heads"))
+    judged_on = counted(len(judgement.data["documents"]), "document")
+    title = f"{judgement.data['model']} ({judgement.data['weights']}): claims judged on {judged_on}"
+    console.print(claims_table(judgement.data["claims"], title=title, over="documents, prompts or heads"))
     print_line(console, path)
 
 
@@ -93,14 +93,14 @@ def claims_table(claims: Sequence[dict[str, Any]], *, title: str, over: str) -> 
     table.add_column("", justify="right")
     for column in ("claim", "number; control", "verdict", "what would change it"):
         table.add_column(column)
-    for one in claims:
-        verdict = [verdict_words(one)]
-        if one["verdict"] != "holds":
+    for claim in claims:
+        verdict = [verdict_words(claim)]
+        if claim["verdict"] != "holds":
             words = {False: "no", None: "open"}
-            verdict += [f"{words[x['outcome']]}: {x['statement']}" for x in one["parts"] if not x["outcome"]]
-            verdict += one["notes"]
-        cells = ([one["statement"]], [_number(number) for number in one["numbers"]], verdict, [one["change"]])
-        table.add_row(str(one["number"]), *("\n".join(escape(line) for line in lines) for lines in cells))
+            verdict += [f"{words[x['outcome']]}: {x['statement']}" for x in claim["parts"] if not x["outcome"]]
+            verdict += claim["notes"]
+        cells = ([claim["statement"]], [_number(number) for number in claim["numbers"]], verdict, [claim["change"]])
+        table.add_row(str(claim["number"]), *("\n".join(escape(line) for line in lines) for lines in cells))
     return table
 
 

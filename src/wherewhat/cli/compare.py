@@ -74,51 +74,51 @@ def compare(
     console = Console()
     wanted = parse_assignments(where or (), name="--where")
     facts = None if by is None else [name.strip() for name in by.split(",") if name.strip()]
-    found = compared(stores, by=facts, metrics=metric, where=wanted)
-    console.print(_groups_table(found))
-    if len(found.trends):
-        console.print(_trends_table(found))
-    for name, reason in list(found.unreadable.items())[:5]:
+    comparison = compared(stores, by=facts, metrics=metric, where=wanted)
+    console.print(_groups_table(comparison))
+    if len(comparison.trends):
+        console.print(_trends_table(comparison))
+    for name, reason in list(comparison.unreadable.items())[:5]:
         print_line(Console(stderr=True), f"left out {name}: {reason}")
-    for path in _save(found, csv=csv, parquet=parquet, html=html):
+    for path in _save(comparison, csv=csv, parquet=parquet, html=html):
         print_line(console, path)
 
 
-def _save(found: RunComparison, *, csv: Path | None, parquet: Path | None, html: Path | None) -> list[Path]:
+def _save(comparison: RunComparison, *, csv: Path | None, parquet: Path | None, html: Path | None) -> list[Path]:
     """Write the given files atomically and return their paths."""
     from wherewhat.files import make_folder, write_file
 
     contents: dict[Path, bytes] = {}
     if csv is not None:
-        contents[csv] = found.groups.write_csv().encode()
+        contents[csv] = comparison.groups.write_csv().encode()
     if parquet is not None:
         buffer = io.BytesIO()
-        found.groups.write_parquet(buffer)
+        comparison.groups.write_parquet(buffer)
         contents[parquet] = buffer.getvalue()
     if html is not None:
         from wherewhat.report.page import comparison_page
 
-        contents[html] = comparison_page(found).encode()
+        contents[html] = comparison_page(comparison).encode()
     for path, content in contents.items():
         make_folder(path.parent)
         write_file(path, content)
     return list(contents)
 
 
-def _groups_table(found: RunComparison) -> Table:
+def _groups_table(comparison: RunComparison) -> Table:
     """Return the metrics of each group with their intervals."""
     from wherewhat.runs.comparison import within_ranges
 
     columns: _Columns = {"mean": lambda row: _with_interval(row, "mean"), "n": _count}
-    title = f"{found.runs} runs: mean ± 95 % over the units that n counts"
-    table = _table(within_ranges(found.groups), title, before="mean", columns=columns)
-    if found.apart:
-        line = f"runs differ in {' and '.join(found.apart)} and are not averaged; choose some with --where"
+    title = f"{comparison.runs} runs: mean ± 95 % over the units that n counts"
+    table = _table(within_ranges(comparison.groups), title, before="mean", columns=columns)
+    if comparison.apart:
+        line = f"runs differ in {' and '.join(comparison.apart)} and are not averaged; choose some with --where"
         table.caption = f"{line}\n{table.caption}" if table.caption else line
     return table
 
 
-def _trends_table(found: RunComparison) -> Table:
+def _trends_table(comparison: RunComparison) -> Table:
     """Return the slope of each metric per factor of ten."""
     columns: _Columns = {
         "slope": lambda row: _with_interval(row, "slope"),
@@ -126,8 +126,8 @@ def _trends_table(found: RunComparison) -> Table:
         "from → to": lambda row: f"{row['first']:.3g} → {row['last']:.3g}",
         "points": lambda row: str(row["points"]),
     }
-    title = f"increase per factor of ten of {found.trends['along'][0]} ± 95 %"
-    return _table(found.trends, title, before="along", columns=columns)
+    title = f"increase per factor of ten of {comparison.trends['along'][0]} ± 95 %"
+    return _table(comparison.trends, title, before="along", columns=columns)
 
 
 def _table(rows: pl.DataFrame, title: str, *, before: str, columns: _Columns) -> Table:

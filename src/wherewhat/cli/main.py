@@ -47,9 +47,9 @@ def command_for(measurement: Measurement) -> Callable[..., None]:
         again: options.Again = False,
         set_: options.Set = None,
         config: options.ConfigFile = None,
-        **given: Any,
+        **fields: Any,
     ) -> None:
-        del out, control, again, set_, config, given
+        del out, control, again, set_, config, fields
         _execute(measurement, collect(context, measurement.name))
 
     command.__doc__ = _help_text(measurement)
@@ -66,21 +66,23 @@ def _help_text(measurement: Measurement) -> str:
     return "\n".join([*lines, "", measurement.limits])
 
 
-def _execute(measurement: Measurement, given: Given) -> None:
+def _execute(measurement: Measurement, settings: Given) -> None:
     """Measure the model and its control models, and show their numbers side by side."""
     from wherewhat.runs.identity import KnownRuns, reused_line, unnoticed
     from wherewhat.runs.results import StoredRun
 
-    controls = measurement.controls if given.control and given.request.model.weights == "trained" else ()
-    made = None if given.again else KnownRuns(given.out).find_all(given.request, controls)
-    for directory in made.runs.values() if made is not None else ():
+    controls = measurement.controls if settings.control and settings.request.model.weights == "trained" else ()
+    controlled = None if settings.again else KnownRuns(settings.out).find_all(settings.request, controls)
+    for directory in controlled.runs.values() if controlled is not None else ():
         if unnoticed(directory.config):
             TerminalProgress().say(reused_line(directory.path, directory.config))
-    if made is None:
+    if controlled is None:
         from wherewhat.runs.execution import run_with_controls  # imports torch, which a finished run does not need
 
-        made = run_with_controls(given.request, controls, out=given.out, progress=TerminalProgress(), again=given.again)
-    runs = {weights: StoredRun(directory) for weights, directory in made.runs.items()}
+        controlled = run_with_controls(
+            settings.request, controls, out=settings.out, progress=TerminalProgress(), again=settings.again
+        )
+    runs = {weights: StoredRun(directory) for weights, directory in controlled.runs.items()}
     summaries = [(weights, run.summaries) for weights, run in runs.items()]
     first = next(iter(runs.values()))
     console = Console()
@@ -88,13 +90,13 @@ def _execute(measurement: Measurement, given: Given) -> None:
     if (compare := view_of(measurement).compare) is not None:
         console.print(*compared(compare(estimates, first.config), summaries[0][1], width=console.width), sep="\n")
         shown = {metric.name for metric in measurement.metrics}
-        summaries = [(weights, [x for x in found if x.metric.name in shown]) for weights, found in summaries]
+        summaries = [(weights, [x for x in listed if x.metric.name in shown]) for weights, listed in summaries]
     elif any(summary.layers for summary in summaries[0][1]):
         console.print(by_layer(summaries[0][1], summaries[0][0], width=console.width))
         if first.kinds:
             console.print(by_kind(summaries, first.kinds, width=console.width))
-    console.print(headline(measurement, summaries, left_out=made.left_out))
-    for directory in made.runs.values():
+    console.print(headline(measurement, summaries, left_out=controlled.left_out))
+    for directory in controlled.runs.values():
         print_line(console, directory.path)
 
 
@@ -103,7 +105,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object inste
 
 
 @with_fields(ModelRequest)
-def check(layers: _Layers = False, as_json: _Json = False, **given: Any) -> None:
+def check(layers: _Layers = False, as_json: _Json = False, **fields: Any) -> None:
     """Check that captured queries and keys reproduce the model's attention, and show the errors.
 
     Rotating the queries and keys before RoPE must give those after it; the softmax of the recomputed logits must equal
@@ -111,23 +113,23 @@ def check(layers: _Layers = False, as_json: _Json = False, **given: Any) -> None
     model's output. A model that fails a check is not measured.
     """
     if not as_json:
-        _show(*_proved(given), each=layers)
+        _show(*_proved(fields), each=layers)
         return
     try:
         with redirect_stdout(sys.stderr):  # code of a model may print
-            name, proof = _proved(given)
+            name, proof = _proved(fields)
     except WherewhatError as error:
         _print_json({"proved": False, "reason": " ".join(str(error).split())})
         raise
     _print_json(proof.as_dict() | {"name": name})
 
 
-def _proved(given: dict[str, Any]) -> tuple[str, Proof]:
+def _proved(fields: dict[str, Any]) -> tuple[str, Proof]:
     """Return the short name of a model and its proof."""
     from wherewhat.captures.proof import prove
     from wherewhat.runs.subject import load_model
 
-    loaded = load_model(ModelRequest(**given), say=TerminalProgress().say)
+    loaded = load_model(ModelRequest(**fields), say=TerminalProgress().say)
     return loaded.name, prove(loaded.model)
 
 

@@ -52,7 +52,7 @@ Control = Annotated[bool, typer.Option(help="Also measure control models (random
 
 
 def with_fields(*requests: type, leave_out: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Replace ``**given`` of a command by one option for each field of the requests that has a help text.
+    """Replace ``**fields`` of a command by one option for each field of the requests that has a help text.
 
     Args:
         requests: Dataclasses such as :class:`ModelRequest`; their field ``model`` becomes an argument.
@@ -62,9 +62,9 @@ def with_fields(*requests: type, leave_out: tuple[str, ...] = ()) -> Callable[[C
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        made = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *added)]
-        vars(command)["__signature__"] = inspect.Signature(made)
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in made}
+        parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *added)]
+        vars(command)["__signature__"] = inspect.Signature(parameters)
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return command
 
     return decorate
@@ -73,7 +73,7 @@ def with_fields(*requests: type, leave_out: tuple[str, ...] = ()) -> Callable[[C
 @functools.cache
 def _parameters(request: type) -> list[inspect.Parameter]:
     hints = type_hints(request)
-    found = []
+    options = []
     for field in dataclasses.fields(request):
         if "help" not in field.metadata:
             continue
@@ -84,8 +84,8 @@ def _parameters(request: type) -> list[inspect.Parameter]:
         else:
             info = typer.Option(f"--{field.name.replace('_', '-')}", **described)
         keyword = inspect.Parameter.KEYWORD_ONLY
-        found.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=Annotated[kind, info]))
-    return found
+        options.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=Annotated[kind, info]))
+    return options
 
 
 def _terminal_type(hint: Any) -> Any:
@@ -119,10 +119,10 @@ class Given:
 
 def collect(context: typer.Context, measurement: str) -> Given:
     """Merge command line, config file and defaults; command-line values take precedence."""
-    given = dict(context.params)
-    config: str | None = given.pop("config")
-    options: dict[str, Any] = dict(parse_assignments(given.pop("set_") or ()))
-    values = {name: value for name, value in given.items() if _typed(context, name)}
+    parameters = dict(context.params)
+    config: str | None = parameters.pop("config")
+    options: dict[str, Any] = dict(parse_assignments(parameters.pop("set_") or ()))
+    values = {name: value for name, value in parameters.items() if _typed(context, name)}
     if config is not None:
         path = user_path(config, name="--config")
         from_file = read_config(path, name="--config")
@@ -130,9 +130,9 @@ def collect(context: typer.Context, measurement: str) -> Given:
         if not isinstance(assigned, dict):
             raise ConfigError(f"--config {shown(path)}: 'set' must be a table of names and values")
         for name in from_file:
-            if name not in given:
+            if name not in parameters:
                 raise ConfigError(
-                    f"--config {shown(path)}: there is no option {shown(name)}: {nearest(name, sorted(given))}"
+                    f"--config {shown(path)}: there is no option {shown(name)}: {nearest(name, sorted(parameters))}"
                 )
         options = {**assigned, **options}
         values = {**from_file, **values}

@@ -51,7 +51,7 @@ def plan(
     triattention: _TriAttention = None,
     out: options.Out = options.DEFAULT_OUT,
     again: options.Again = False,
-    **given: Any,
+    **fields: Any,
 ) -> None:
     """Choose the heads that need their full key-value cache, and measure what limiting the others costs.
 
@@ -62,31 +62,31 @@ def plan(
     from wherewhat.plans.planner import make_plan
     from wherewhat.report.figures import pareto_figure, save_figure
 
-    model = {field.name: given.pop(field.name) for field in dataclasses.fields(ModelRequest)}
-    made = make_plan(
+    model = {field.name: fields.pop(field.name) for field in dataclasses.fields(ModelRequest)}
+    cache_plan = make_plan(
         ModelRequest(**model),
         text=tuple(text) if text else None,
         out=out,
         triattention=triattention,
         again=again,
         progress=TerminalProgress(),
-        **given,
+        **fields,
     )
-    path = made.save(file or out / f"plan-{made.model}.json")
-    measured = bool(made.provenance["curve"])
+    path = cache_plan.save(file or out / f"plan-{cache_plan.model}.json")
+    measured = bool(cache_plan.provenance["curve"])
     console = Console()
     if measured:
-        console.print(_table(made))
-    if given["curves"]:
-        console.print(_areas(made))
-    print_line(console, made.provenance["sentence"], wrap=True)
+        console.print(_table(cache_plan))
+    if fields["curves"]:
+        console.print(_areas(cache_plan))
+    print_line(console, cache_plan.provenance["sentence"], wrap=True)
     if pattern is not None:
-        print_line(console, made.save_pattern(pattern))
+        print_line(console, cache_plan.save_pattern(pattern))
     if triattention is not None:
         print_line(console, triattention)
     print_line(console, path)
     if measured:
-        print_line(console, save_figure(pareto_figure(made), path.with_suffix(".html")))
+        print_line(console, save_figure(pareto_figure(cache_plan), path.with_suffix(".html")))
 
 
 def _table(plan: Any) -> Table:

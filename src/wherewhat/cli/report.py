@@ -53,7 +53,7 @@ def report(
     training: _Training = None,
     out: options.Out = options.DEFAULT_OUT,
     again: options.Again = False,
-    **given: Any,
+    **fields: Any,
 ) -> None:
     """Measure a model and write a report: one HTML file that opens offline.
 
@@ -64,9 +64,9 @@ def report(
     """
     from wherewhat.report.report import make_report
 
-    made = make_report(
+    page = make_report(
         [
-            ModelRequest(model=model, weights=cast("Weights", name), **given)
+            ModelRequest(model=model, weights=cast("Weights", name), **fields)
             for model in models or ["smollm2"]
             for name in weights or ["trained"]
         ],
@@ -74,25 +74,25 @@ def report(
         text=tuple(text) if text else None,
         documents=documents,
         tokens=tokens,
-        training=tuple(user_path(one, name="--training") for one in training or ()),
+        training=tuple(user_path(folder, name="--training") for folder in training or ()),
         again=again,
         progress=TerminalProgress(),
     )
-    path = made.write(out / f"{made.name}.html")
+    path = page.write(out / f"{page.name}.html")
     console = Console()
-    for one in made.models:
-        for finding in one.findings:
-            line = f"* {finding}" if len(made.models) == 1 else f"* {one.name}: {finding}"
+    for profile in page.models:
+        for finding in profile.findings:
+            line = f"* {finding}" if len(page.models) == 1 else f"* {profile.name}: {finding}"
             print_line(console, line, wrap=True)
-    console.print(_numbers_table(made.models))
-    for one in made.models:
-        for number in one.numbers:
+    console.print(_numbers_table(page.models))
+    for profile in page.models:
+        for number in profile.numbers:
             if number.price:
-                line = number.price if len(made.models) == 1 else f"{one.name}: {number.price}"
+                line = number.price if len(page.models) == 1 else f"{profile.name}: {number.price}"
                 print_line(console, line, wrap=True)
-    for one in made.models:
-        for line in one.left_out:
-            print_line(console, f"left out of {one.name}: {line}", wrap=True)
+    for profile in page.models:
+        for line in profile.left_out:
+            print_line(console, f"left out of {profile.name}: {line}", wrap=True)
     print_line(console, path)
 
 
@@ -105,9 +105,9 @@ def _numbers_table(models: Sequence[Profiled]) -> Table:
     for column in ["", *(["value", "to compare with"] if alone else [escape(model.name) for model in models])]:
         table.add_column(column)
     for title in dict.fromkeys(number.title for model in models for number in model.numbers):
-        found = [next((number for number in model.numbers if number.title == title), None) for model in models]
-        cells = [number.values if number else [] for number in found]
-        controls = [number.controls if number else [] for number in found]
+        numbers = [next((number for number in model.numbers if number.title == title), None) for model in models]
+        cells = [number.values if number else [] for number in numbers]
+        controls = [number.controls if number else [] for number in numbers]
         if alone:
             cells += controls
         else:
@@ -143,5 +143,5 @@ def export(
     from wherewhat.report.result import Result
 
     chosen = {"metric": metric, "layer": layer, "head": head}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    print_line(Console(), Result.load(run).export(file, figure, **given))
+    arguments = {name: value for name, value in chosen.items() if value is not None}
+    print_line(Console(), Result.load(run).export(file, figure, **arguments))

@@ -174,22 +174,22 @@ def _show_status(console: Console, file: str | None, store: str | None) -> None:
 
     read = None if file is None else read_sweep_file(user_path(file, name="FILE"))
     place = open_place(store or (read.store if read else DEFAULT_STORE))
-    found = statuses(place, file_sha256=read.sha256 if read else None)
-    if not found:
+    sweeps = statuses(place, file_sha256=read.sha256 if read else None)
+    if not sweeps:
         of = f"of {file} as it is now" if file else "at all"
         raise StoreError(f"the store {place.address} has no sweep {of}: start it with wherewhat sweep FILE")
-    console.print(_table(found))
-    for one in found:
-        _show_failed(console, one.failed)
+    console.print(_table(sweeps))
+    for status in sweeps:
+        _show_failed(console, status.failed)
 
 
-def _table(found: list[Status]) -> Table:
+def _table(statuses: list[Status]) -> Table:
     table = Table()
     for column in ("sweep", "folder", "cells", "done", "failed", "left"):
         table.add_column(column, justify="left" if column in ("sweep", "folder") else "right")
-    for one in found:
-        numbers = (len(one.cells), one.done, len(one.failed), len(one.cells) - len(one.records))
-        table.add_row(escape(one.name), escape(one.folder), *(f"{number:,}" for number in numbers))
+    for status in statuses:
+        numbers = (len(status.cells), status.done, len(status.failed), len(status.cells) - len(status.records))
+        table.add_row(escape(status.name), escape(status.folder), *(f"{number:,}" for number in numbers))
     return table
 
 

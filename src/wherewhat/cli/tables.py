@@ -116,28 +116,32 @@ def by_kind(
         table.add_column(metric.title, justify="right")
     by_name = [{summary.metric.name: summary for summary in summaries} for _, summaries in runs]
     for kind, layers in kinds.items():
-        found = [[named.get(metric.name) for named in by_name] for metric in shown]
-        cells = ("\n".join(one.words(kind) if one and kind in one.kinds else "" for one in column) for column in found)
+        columns = [[named.get(metric.name) for named in by_name] for metric in shown]
+        cells = (
+            "\n".join(summary.words(kind) if summary and kind in summary.kinds else "" for summary in column)
+            for column in columns
+        )
         table.add_row(f"{counted(len(layers), 'layer')}: {kind}", "\n".join(weights for weights, _ in runs), *cells)
         table.add_section()
     return table
 
 
-def compared(found: ComparisonTable, summaries: Sequence[MetricSummary], *, width: int) -> list[Table]:
+def compared(comparison: ComparisonTable, summaries: Sequence[MetricSummary], *, width: int) -> list[Table]:
     """Return what a run compares, in as many columns as fit the terminal, and a table of verdicts."""
     overall = {summary.metric.name: summary.overall for summary in summaries}
     table = Table(title="side by side: mean ± 95 % over documents")
-    table.add_column(found.what)
-    shown = list(found.rows[0].metrics)[: max(1, (width - 4 - max(len(row.name) for row in found.rows)) // 18)]
+    table.add_column(comparison.what)
+    longest = max(len(row.name) for row in comparison.rows)
+    shown = list(comparison.rows[0].metrics)[: max(1, (width - 4 - longest) // 18)]
     for title in shown:
         table.add_column(title, justify="right")
-    for row in found.rows:
+    for row in comparison.rows:
         cells = [row.metrics[title] for title in shown]
         table.add_row(row.name, *(in_words(overall[x]) if x in overall else "" for x in cells))
-    verdicts = Table(title="in words", caption=" ".join(found.notes))
-    verdicts.add_column(found.what)
+    verdicts = Table(title="in words", caption=" ".join(comparison.notes))
+    verdicts.add_column(comparison.what)
     verdicts.add_column("verdict")
-    for row in found.rows:
+    for row in comparison.rows:
         verdicts.add_row(row.name, escape(row.verdict))
     return [table, verdicts]
 

@@ -177,7 +177,7 @@ _OTHER_TOWERS = ("vision", "visual", "image", "audio")
 
 def query_key_parts(model: torch.nn.Module) -> dict[str, list[ProjectionPart]]:
     """Return the query and key entries of every softmax-attention module of a model, by the module's name."""
-    found: dict[str, list[ProjectionPart]] = {}
+    projections: dict[str, list[ProjectionPart]] = {}
     candidates = [
         (name, module, type(module).__name__)
         for name, module in model.named_modules()
@@ -190,15 +190,15 @@ def query_key_parts(model: torch.nn.Module) -> dict[str, list[ProjectionPart]]:
         except _NotSeparableError as error:
             raise LoadError(f"cannot shuffle the queries and keys of {name} ({kind}): {error}") from None
         if parts:
-            found[name] = parts
+            projections[name] = parts
     for name, module, kind in candidates:
         # Containers such as BertAttention are covered by the module inside them that projects.
         is_attention = kind.endswith(("Attention", "Attn")) and any(True for _ in module.parameters())
-        if is_attention and not any(key == name or key.startswith(f"{name}.") for key in found):
+        if is_attention and not any(key == name or key.startswith(f"{name}.") for key in projections):
             raise LoadError(f"cannot shuffle the queries and keys of {name} ({kind}): layout not known")
-    if not found:
+    if not projections:
         raise LoadError(f"cannot shuffle {type(model).__name__}: it has no query and key projections that are known")
-    return found
+    return projections
 
 
 def _parts(module: Any, kind: str) -> Iterator[ProjectionPart]:

@@ -304,13 +304,13 @@ def hard_limit(model: Any) -> int | None:
 
 def trained_length(model: Any) -> int:
     """Return the training length in the model's configuration, limited by its number of positions."""
-    found = hard_limit(model) or _stated_length(_text_config(model))
-    if found is None:
+    length = hard_limit(model) or _stated_length(_text_config(model))
+    if length is None:
         raise ConfigError(
             f"{type(model).__name__} does not state its training length: give the method's window, or its trained and "
             "factor"
         )
-    return found
+    return length
 
 
 def _text_config(model: Any) -> Any:

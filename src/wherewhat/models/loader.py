@@ -193,9 +193,9 @@ def _find_files(
 ) -> _Files:
     """Return the files of a model, each checked, and converted from a GGUF file if it is one."""
     if source.gguf is not None:
-        found = cached_conversion(source.gguf, cache, sha256=source.sha256, progress=progress)
-        stored = weight_files(found.folder, source.spec)
-        return _Files(found.folder, {"gguf": found.sha256}, stored, bos=found.bos)
+        conversion = cached_conversion(source.gguf, cache, sha256=source.sha256, progress=progress)
+        stored = weight_files(conversion.folder, source.spec)
+        return _Files(conversion.folder, {"gguf": conversion.sha256}, stored, bos=conversion.bos)
     folder = source.folder
     assert folder is not None
     settings = check_files(folder, source.spec)

@@ -106,27 +106,27 @@ def weight_sample(model: nn.Module) -> list[float]:
     Samples of a model and of one trained further from it correlate; those of separate trainings do not. Matrices that
     are quantised or offloaded are left out.
     """
-    found: list[float] = []
+    sample: list[float] = []
     for name, weight in model.named_parameters():
         if weight.ndim != 2 or weight.is_meta or not weight.is_floating_point() or "lora_" in name:
             continue
         places = [(2 * i + 1) * weight.numel() // (2 * _SAMPLED) for i in range(_SAMPLED)]
         entries = weight.detach()[torch.unravel_index(torch.tensor(places, device=weight.device), weight.shape)]
         spread = float(weight.detach()[:: max(1, weight.shape[0] // 64)].float().std()) or 1.0
-        found += [float(f"{value / spread:.4g}") for value in entries.float().tolist()]
-    return found
+        sample += [float(f"{value / spread:.4g}") for value in entries.float().tolist()]
+    return sample
 
 
 def _module_states(model: nn.Module) -> list[Any]:
     """Return class and plain attributes of every module, and a unique word if functions were added to one."""
-    found: list[Any] = []
+    states: list[Any] = []
     for name, module in model.named_modules():
         state = vars(module)
         plain = {} if "name_or_path" in state else {key: value for key, value in state.items() if _is_plain(key, value)}
         hooked = any(state.get(hooks) for hooks in ("_forward_hooks", "_forward_pre_hooks"))
         replaced = "forward" in state and not hasattr(module, "_hf_hook")  # accelerate's moves weights only
-        found.append([name, type(module).__qualname__, plain, uuid.uuid4().hex if hooked or replaced else ""])
-    return found
+        states.append([name, type(module).__qualname__, plain, uuid.uuid4().hex if hooked or replaced else ""])
+    return states
 
 
 # Attributes of modules on which no number depends.
@@ -140,39 +140,39 @@ def _is_plain(name: str, value: Any) -> bool:
     if name in _NO_STATE or (name.startswith("_") and name not in _ADAPTER_STATE):
         return False
     if isinstance(value, Mapping):
-        return all(_is_plain("", one) for pair in value.items() for one in pair)
+        return all(_is_plain("", part) for pair in value.items() for part in pair)
     if isinstance(value, list | tuple | set):
-        return all(_is_plain("", one) for one in value)
+        return all(_is_plain("", item) for item in value)
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def _tensor_hash(tensor: Tensor) -> str:
     data = tensor.detach().cpu().contiguous()
-    found = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode())
+    digest = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode())
     if data.numel():
         content: Any = data.reshape(-1).view(torch.uint8).numpy()
-        found.update(content)
-    return found.hexdigest()
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def _control(model: Any, weights: Weights, seed: int) -> Any:
     """Return a control model with the device, dtype and attention implementation of a model."""
     try:
         if weights == "shuffled":
-            made = copy.deepcopy(model)
-            shuffle_query_key(made, seed=seed)
+            control = copy.deepcopy(model)
+            shuffle_query_key(control, seed=seed)
         else:
             config, dtype = copy.deepcopy(model.config), getattr(torch, describe_dtype(model))
             placement = {"dtype": dtype, "attn_implementation": config._attn_implementation}
             with quiet():
-                made = random_model(config, seed=seed, placement=placement)
-            check_differs(made, model.named_parameters(), seed=seed)
-            made.to(next(model.parameters()).device)
+                control = random_model(config, seed=seed, placement=placement)
+            check_differs(control, model.named_parameters(), seed=seed)
+            control.to(next(model.parameters()).device)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LoadError(f"no {weights} control model can be made from {type(model).__name__}: {error}") from error
-    made.eval()
-    made.requires_grad_(False)
-    return made
+    control.eval()
+    control.requires_grad_(False)
+    return control
 
 
 def check_tokenizer(tokenizer: Any, model: Any) -> None:

@@ -48,7 +48,7 @@ def check_files(folder: Path, spec: str) -> dict[str, Path]:
 
     Libraries read any file with a name that they know, and would wait for ever for a pipe without a writer.
     """
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
@@ -67,8 +67,8 @@ def check_files(folder: Path, spec: str) -> dict[str, Path]:
         if entry.suffix in _SETTINGS:
             if not os.access(entry, os.R_OK):
                 raise LoadError(f"{shown(entry.name)} of {spec!r} cannot be read: permission denied")
-            found[entry.name] = entry
-    return found
+            paths[entry.name] = entry
+    return paths
 
 
 def weight_files(folder: Path, spec: str) -> list[Path]:
@@ -262,9 +262,9 @@ class Source:
 
 def cache_root(cache_dir: str | os.PathLike[str] | None = None) -> Path:
     """Return the cache folder: the argument, else $WHEREWHAT_CACHE, else the platform's user cache."""
-    given = cache_dir if cache_dir is not None else os.environ.get("WHEREWHAT_CACHE") or None
-    if given is not None:
-        return user_path(given, name="the cache folder", error=LoadError).absolute()
+    folder = cache_dir if cache_dir is not None else os.environ.get("WHEREWHAT_CACHE") or None
+    if folder is not None:
+        return user_path(folder, name="the cache folder", error=LoadError).absolute()
     try:
         import platformdirs
     except ImportError:
@@ -381,9 +381,9 @@ def _cached_hub_ids() -> list[str]:
 def _cached(repo: str, revision: str | None, hint: str) -> Path:
     from huggingface_hub import errors, try_to_load_from_cache
 
-    found = (try_to_load_from_cache(repo, name, revision=revision) for name in ("config.json", ADAPTER_CONFIG))
+    candidates = (try_to_load_from_cache(repo, name, revision=revision) for name in ("config.json", ADAPTER_CONFIG))
     try:
-        config = next((file for file in found if isinstance(file, str)), None)
+        config = next((file for file in candidates if isinstance(file, str)), None)
     except errors.HFValidationError:
         raise LoadError(f"{shown(repo)} is neither an existing path nor a Hugging Face id{hint}") from None
     if config is None:
@@ -401,11 +401,11 @@ def _embedded(spec: str) -> Source:
         listed = distribution(_EMBEDDED_PACKAGE).files or []
     except PackageNotFoundError:
         listed = []
-    found = [file for file in listed if file.name.endswith(".gguf")]
-    path = Path(str(found[0].locate())) if found else None
+    entries = [file for file in listed if file.name.endswith(".gguf")]
+    path = Path(str(entries[0].locate())) if entries else None
     if path is None or not path.is_file():
         raise LoadError(f"the embedded model {spec!r} is not installed: {_EMBEDDED_INSTALL}")
-    record, digest = found[0].hash, None
+    record, digest = entries[0].hash, None
     if record is not None and record.mode == "sha256":
         # Wheels record digests in URL-safe base64 without padding.
         digest = base64.urlsafe_b64decode(record.value + "=" * (-len(record.value) % 4)).hex()
@@ -500,8 +500,8 @@ def supported_models(*, variants: bool = False) -> list[SupportedModel]:
 @cache
 def _catalog() -> tuple[SupportedModel, ...]:
     """Return the content of the file that ``make models`` writes."""
-    found = json.loads((files("wherewhat.models") / "data" / "catalog.json").read_text("utf-8"))
-    rows: list[dict[str, Any]] = found["models"]
+    catalog = json.loads((files("wherewhat.models") / "data" / "catalog.json").read_text("utf-8"))
+    rows: list[dict[str, Any]] = catalog["models"]
     for row in rows:
         row |= {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
     return tuple(SupportedModel(**row) for row in rows)

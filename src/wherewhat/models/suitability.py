@@ -360,10 +360,10 @@ def check_memory(parameters: int, dtype: torch.dtype, device: torch.device | Non
     if device is None:
         return
     needed = parameters * dtype.itemsize
-    found = {"main memory": free_memory()}
+    free_by_place = {"main memory": free_memory()}
     if device.type == "cuda":
-        found[f"the memory of {device}"] = torch.cuda.mem_get_info(device)[0]
-    for place, free in found.items():
+        free_by_place[f"the memory of {device}"] = torch.cuda.mem_get_info(device)[0]
+    for place, free in free_by_place.items():
         if free is not None and needed > free:
             raise TooLargeError(
                 f"{spec!r} needs {size_in_words(needed)} for its {parameters:,} weights, {size_in_words(free)} of "
@@ -417,7 +417,7 @@ def _left_to_groups(root: Path) -> Iterator[int]:
 def _number(path: Path, name: str = "") -> int | None:
     """Return the number after a name in a system file, or the only one in it; None where there is none."""
     try:
-        found = re.search(rf"^{name}\s*(\d+)", path.read_text(), re.MULTILINE)
+        match = re.search(rf"^{name}\s*(\d+)", path.read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None

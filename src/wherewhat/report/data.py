@@ -81,13 +81,13 @@ def centred_curves(curves: Sequence[Tensor], distances: Sequence[int]) -> tuple[
         The centred curves ``(documents, heads, distances)``, and the subtracted means ``(documents, heads, 1)``.
     """
     at = torch.tensor(distances)
-    found = torch.full((len(curves), curves[0].shape[0], len(distances)), torch.nan, dtype=torch.float64)
+    values = torch.full((len(curves), curves[0].shape[0], len(distances)), torch.nan, dtype=torch.float64)
     for document, curve in enumerate(curves):
         inside = at < curve.shape[1]
-        found[document, :, inside] = curve[:, at[inside]].double()
-    common = found.isfinite().all(0)
-    means = torch.where(common, found, torch.nan).nanmean(-1, keepdim=True).nan_to_num()
-    return found - means, means
+        values[document, :, inside] = curve[:, at[inside]].double()
+    common = values.isfinite().all(0)
+    means = torch.where(common, values, torch.nan).nanmean(-1, keepdim=True).nan_to_num()
+    return values - means, means
 
 
 def band(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,30 +135,35 @@ def mean_of(run: StoredRun, metric: str, *, less: str | None = None) -> dict[str
 
 def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list[float | None] | None]:
     """Return the mean over documents of every head by layer; None for layers in which the metric is not defined."""
-    found = run.head_means(metric)
-    return [[rounded(value) for value in found[layer]] if layer in found else None for layer in layers]
+    means = run.head_means(metric)
+    return [[rounded(value) for value in means[layer]] if layer in means else None for layer in layers]
 
 
 def sizes(runs: Runs) -> dict[str, Any]:
     """Return documents, tokens of each and queries in each of every measurement of the model; 0 queries for all."""
-    found = {}
+    by_measurement = {}
     for request, run in runs.of_model:
-        found[request.measurement] = {
+        by_measurement[request.measurement] = {
             "documents": len(run.documents),
             "tokens": request.tokens,
             "queries": len(run.options.get("positions") or ()) or run.options.get("queries"),
         }
-    return found
+    return by_measurement
 
 
 def terms(runs: Runs) -> list[dict[str, str]]:
     """Return every declared metric of the measurements once, with its title and explanation."""
-    found: dict[str, dict[str, str]] = {}
-    for made in dict.fromkeys(run.measurement for run in runs.shown):
-        for metric in made.metrics:
-            entry = {"id": metric.name, "title": metric.title, "reading": metric.reading, "measurement": made.name}
-            found.setdefault(metric.name, entry)
-    return list(found.values())
+    entries: dict[str, dict[str, str]] = {}
+    for measurement in dict.fromkeys(run.measurement for run in runs.shown):
+        for metric in measurement.metrics:
+            entry = {
+                "id": metric.name,
+                "title": metric.title,
+                "reading": metric.reading,
+                "measurement": measurement.name,
+            }
+            entries.setdefault(metric.name, entry)
+    return list(entries.values())
 
 
 def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
@@ -184,9 +189,9 @@ def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
                     "control_title": metric.control_title,
                     "categories": list(metric.categories),
                     "values": {
-                        weights: head_values(found, metric.name, layers)
-                        for weights, found in runs.weights(name).items()
-                        if metric.name in found.head_metrics
+                        weights: head_values(stored, metric.name, layers)
+                        for weights, stored in runs.weights(name).items()
+                        if metric.name in stored.head_metrics
                     },
                 }
             )
@@ -306,8 +311,8 @@ def headline(runs: Runs) -> list[Number]:
     """Return the headline numbers of the runs."""
     numbers = []
     for wanted in WANTED:
-        found = runs.weights(wanted.measurement)
-        summaries = {weights: {one.metric.name: one for one in run.summaries} for weights, run in found.items()}
+        stored = runs.weights(wanted.measurement)
+        summaries = {weights: {item.metric.name: item for item in run.summaries} for weights, run in stored.items()}
         own = summaries.get(runs.own, {})
         beside = [
             (control, summaries[weights])
@@ -335,11 +340,11 @@ def headline(runs: Runs) -> list[Number]:
                 reading=wanted.reading,
                 price=_price(runs) if "r2" in dict(wanted.metrics) else "",
                 kinds=[
-                    _value(found[name], ", ".join([kind, *([title] if len(metrics) > 1 else []), *named]), kind)
+                    _value(by_metric[name], ", ".join([kind, *([title] if len(metrics) > 1 else []), *named]), kind)
                     for name, title in metrics
                     for kind in own[name].kinds
-                    for named, found in [([], own), *(([control], of_control) for control, of_control in beside)]
-                    if name in found and kind in found[name].kinds
+                    for named, by_metric in [([], own), *(([control], of_control) for control, of_control in beside)]
+                    if name in by_metric and kind in by_metric[name].kinds
                 ],
                 measurement=wanted.measurement,
                 metrics=tuple(name for name, _ in metrics),
@@ -388,10 +393,10 @@ def _floors(summaries: list[tuple[MetricSummary, str]]) -> list[Value]:
     """Return the control metric of each value, with the value's name where there are several."""
     return [
         Value(
-            ", ".join(filter(None, [one.metric.control_title, title])),
-            Interval(one.control, None, None, one.overall.n),
+            ", ".join(filter(None, [summary.metric.control_title, title])),
+            Interval(summary.control, None, None, summary.overall.n),
             of=title,
         )
-        for one, title in summaries
-        if one.control is not None
+        for summary, title in summaries
+        if summary.control is not None
     ]

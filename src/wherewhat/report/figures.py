@@ -133,7 +133,7 @@ def pareto_figure(plan: Plan) -> Figure:
     names = dict.fromkeys(row["selector"] for row in rows if row["selector"] not in ("none", "all"))
     own = plan.provenance.get("selector")
     traces = []
-    for index, name in enumerate(sorted(names, key=lambda one: one != own)):
+    for index, name in enumerate(sorted(names, key=lambda selector: selector != own)):
         points = [row for row in rows if row["selector"] == name]
         # Without any or with all heads the selector makes no difference, so the line of a whole curve includes both.
         points = sorted([*points, *ends] if len(points) > 1 else points, key=lambda row: row["share"])
@@ -282,11 +282,11 @@ def figure(run: StoredRun, name: str | None = None, **options: Any) -> Figure:
     if name not in FIGURES:
         raise ConfigError(f"there is no figure {name!r}: {nearest(name, FIGURES)}")
     own = [key for key, p in inspect.signature(FIGURES[name]).parameters.items() if p.kind is p.KEYWORD_ONLY]
-    given = {key: value for key, value in options.items() if value is not None}
-    wrong = next((key for key in given if key not in own), None)
+    arguments = {key: value for key, value in options.items() if value is not None}
+    wrong = next((key for key in arguments if key not in own), None)
     if wrong is not None:
         raise ConfigError(f"the figure {name} has no option {wrong}: it has {', '.join(own) or 'none'}")
-    return checked()(FIGURES[name])(run, **given)
+    return checked()(FIGURES[name])(run, **arguments)
 
 
 PICTURES = ("png", "svg", "pdf", "html")
@@ -295,10 +295,10 @@ TABLES = ("csv", "parquet")
 
 def ending(path: Path) -> str:
     """Return the extension of a file, which must be one that can be written."""
-    found = path.suffix.lower().lstrip(".")
-    if found not in PICTURES + TABLES:
+    extension = path.suffix.lower().lstrip(".")
+    if extension not in PICTURES + TABLES:
         raise ConfigError(f"{path.name} has no known extension: end it in .{', .'.join(PICTURES + TABLES)}")
-    return found
+    return extension
 
 
 def save_figure(figure: Figure, path: Path, *, width: int = 900, height: int = 560, scale: float = 2.0) -> Path:

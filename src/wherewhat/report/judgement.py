@@ -108,11 +108,11 @@ class Judgement:
     @property
     def verdicts(self) -> dict[int, str]:
         """The verdict on each claim by number; "holds if" with its condition."""
-        return {one["number"]: verdict_words(one) for one in self.data["claims"]}
+        return {claim["number"]: verdict_words(claim) for claim in self.data["claims"]}
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """Return everything about one claim."""
-        known: dict[int, dict[str, Any]] = {one["number"]: one for one in self.data["claims"]}
+        known: dict[int, dict[str, Any]] = {claim["number"]: claim for claim in self.data["claims"]}
         if number not in known:
             raise KeyError(f"claim {number} is not in this judgement: choose from {', '.join(map(str, known))}")
         return known[number]
@@ -177,21 +177,21 @@ def judge_claims(
         raise ConfigError(f"--prompts is {prompts}: at least 1 is needed")
     check_at_most(MOST_DOCUMENTS, **{"--prompts": prompts})
     Request(measurement="axes", documents=documents, tokens=tokens)  # raises for wrong values
-    given = given_text(text, documents=documents, out=out, texts=texts, default=_MOST_DOCUMENTS)
+    inputs = given_text(text, documents=documents, out=out, texts=texts, default=_MOST_DOCUMENTS)
     seen, pace = seen_model(
-        model, given.documents, tokens=tokens, out=out, progress=progress, models=models, again=again
+        model, inputs.documents, tokens=tokens, out=out, progress=progress, models=models, again=again
     )
-    given.keep()
+    inputs.keep()
     length = len(seen.passages[0].tokens)
     rules = [claim.rule for claim in chosen if claim.rule is not None]
     names = {"axes", *(name for rule in rules for name in (*rule.needs, *rule.also))}
-    wanted = {name: made for name, made in _runs(prompts, seen.capacity).items() if name in names}
-    requests, scheduled, reasons = _schedule(model, seen.capacity, given, wanted, documents=documents, tokens=length)
+    wanted = {name: claim_run for name, claim_run in _runs(prompts, seen.capacity).items() if name in names}
+    requests, scheduled, reasons = _schedule(model, seen.capacity, inputs, wanted, documents=documents, tokens=length)
     runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models, tolerated=_TOLERATED, again=again)
-    reasons |= {name: why for name, made in requests.items() for refused, why in runs.missing if refused == made}
+    reasons |= {name: why for name, request in requests.items() for refused, why in runs.missing if refused == request}
     evidence = Evidence(runs, requests, reasons, seen.capacity.planes)
     verdicts = [verdict_json(judge(claim, evidence)) for claim in chosen]
-    command = _command(model, given, claims=claims, documents=documents, tokens=tokens, prompts=prompts)
+    command = _command(model, inputs, claims=claims, documents=documents, tokens=tokens, prompts=prompts)
     return Judgement(_result(runs, verdicts, command))
 
 
@@ -207,7 +207,7 @@ def _chosen(numbers: Sequence[int]) -> list[Claim]:
 def _schedule(
     model: ModelRequest | MemoryModel,
     capacity: Capacity,
-    given: GivenText,
+    inputs: GivenText,
     wanted: Mapping[str, ClaimRun],
     *,
     documents: int | None,
@@ -217,24 +217,24 @@ def _schedule(
     requests: dict[str, Request] = {}
     reasons: dict[str, str] = {}
     scheduled = []
-    for name, made in wanted.items():
-        measurement = find_measurement(made.measurement)
-        run = made.run or view_of(measurement).report_run(capacity, tokens=tokens)
-        if made.rotary and not capacity.rotates:
+    for name, claim_run in wanted.items():
+        measurement = find_measurement(claim_run.measurement)
+        run = claim_run.run or view_of(measurement).report_run(capacity, tokens=tokens)
+        if claim_run.rotary and not capacity.rotates:
             run = "no layer of this model rotates its queries and keys"
         if not isinstance(run, ReportRun):
-            reasons[name] = run or f"{made.measurement} was not measured"
+            reasons[name] = run or f"{claim_run.measurement} was not measured"
             continue
         length = run_length(run, tokens)
-        count = documents or min(max(run.documents or 0, _DOCUMENTS), len(given.documents))
-        request = Request(measurement=made.measurement, model=model, beyond=run.beyond, options=run.options)
+        count = documents or min(max(run.documents or 0, _DOCUMENTS), len(inputs.documents))
+        request = Request(measurement=claim_run.measurement, model=model, beyond=run.beyond, options=run.options)
         if isinstance(measurement, QuestionMeasurement):
             count = run.documents or 0
-        elif made.prompts is not None:
+        elif claim_run.prompts is not None:
             count = documents or run.documents or _DOCUMENTS
-            request = replace(request, prompts=made.prompts, documents=count, tokens=length)
+            request = replace(request, prompts=claim_run.prompts, documents=count, tokens=length)
         else:
-            request = replace(request, text=given.sources, texts=given.texts, documents=count, tokens=length)
+            request = replace(request, text=inputs.sources, texts=inputs.texts, documents=count, tokens=length)
         requests[name] = request
         scheduled.append((ScheduledRun(request, run.passes * count * length), run))
     return requests, with_controls(scheduled), reasons
@@ -244,7 +244,7 @@ def _result(runs: Runs, verdicts: list[dict[str, Any]], command: str | None) -> 
     """Return the content of the result; nothing in it depends on when or how often the command was started."""
     _, first = runs.first
     config = first.directory.config
-    used = {name for one in verdicts for name in one["runs"]}
+    used = {name for verdict in verdicts for name in verdict["runs"]}
     commands = {run.directory.path.name: request.command() for request, run in runs.finished}
     shown = {run.directory.path.name: run for run in runs.shown}
     result = {
@@ -276,7 +276,7 @@ def _result(runs: Runs, verdicts: list[dict[str, Any]], command: str | None) -> 
 
 def _command(
     model: ModelRequest | MemoryModel,
-    given: GivenText,
+    inputs: GivenText,
     *,
     claims: Sequence[int],
     documents: int | None,
@@ -284,12 +284,12 @@ def _command(
     prompts: int,
 ) -> str | None:
     """Return the command that gives the same result; None if model or texts are only in memory."""
-    if not isinstance(model, ModelRequest) or given.texts is not None:
+    if not isinstance(model, ModelRequest) or inputs.texts is not None:
         return None
     words = ["wherewhat", "claims", os.fspath(model.model)]
     for number in claims:
         words += ["--claim", str(number)]
-    for source in given.sources or ():
+    for source in inputs.sources or ():
         words += ["--text", source]
     for name, value, default in (
         ("documents", documents, None),

@@ -24,22 +24,22 @@ _ROWS = 5
 """Number of steps in the table below the curves."""
 
 
-def learning_curves(given: Sequence[Path], *, out: Path) -> list[dict[str, Any]]:
+def learning_curves(folders: Sequence[Path], *, out: Path) -> list[dict[str, Any]]:
     """Return the curves of all trainings for the page: those that are named, and those in the folder of runs.
 
     Recorded trainings are known here; the entry point ``learning`` of the group ``wherewhat.report`` is a function
     from a folder to the curves of the trainings that it knows.
     """
     known = [training_curves, *([find] if (find := plugins("wherewhat.report").get("learning")) else [])]
-    found: dict[Path, dict[str, Any]] = {}
-    for folder in (out, *given):
+    by_path: dict[Path, dict[str, Any]] = {}
+    for folder in (out, *folders):
         here = {path: curves for find in known for path, curves in find(folder).items()}
-        if not here and folder in given:
+        if not here and folder in folders:
             raise ConfigError(
                 f"--training {folder} holds no training: give a run directory training-… or multihop-…, or its folder"
             )
-        found |= here
-    return [found[path] for path in sorted(found, key=lambda path: (path.name, str(path)))]
+        by_path |= here
+    return [by_path[path] for path in sorted(by_path, key=lambda path: (path.name, str(path)))]
 
 
 def training_curves(folder: Path) -> dict[Path, dict[str, Any]]:
@@ -48,14 +48,14 @@ def training_curves(folder: Path) -> dict[Path, dict[str, Any]]:
     The folder is a run directory, a folder of them, or the output folder of a trainer.
     """
     listed = [folder, *sorted(folder.glob("training-*")), *sorted(folder.glob("wherewhat/training-*"))]
-    found = {}
+    curves = {}
     for path in listed:
         recorded = any((path / name).is_file() for name in (RECORDS_FILE, COMPLETE))
         if recorded and (read_object(path / CONFIG) or {}).get("study") == TRAINING:
             run = TrainingRun.load(path)
             if len(run.records):
-                found[path.resolve()] = _training_data(run)
-    return found
+                curves[path.resolve()] = _training_data(run)
+    return curves
 
 
 def _training_data(run: TrainingRun) -> dict[str, Any]:
@@ -74,9 +74,9 @@ def _training_data(run: TrainingRun) -> dict[str, Any]:
 def page_data(*, name: str, title: str, note: str, steps: Tensor, panels: Sequence[CurvePanel]) -> dict[str, Any]:
     """Return panels of curves over steps ``(records,)`` as plain JSON, with at most 240 points, and a table of five."""
     kept = _spread(len(steps), _POINTS)
-    series = [one for panel in panels for one in panel.series]
+    series = [curve for panel in panels for curve in panel.series]
     rows = [
-        [str(int(steps[index])), *(_cell(float(one.mean[index]), whole=one.steps) for one in series)]
+        [str(int(steps[index])), *(_cell(float(curve.mean[index]), whole=curve.steps) for curve in series)]
         for index in _spread(len(steps), _ROWS).tolist()
     ]
     return {
@@ -85,7 +85,7 @@ def page_data(*, name: str, title: str, note: str, steps: Tensor, panels: Sequen
         "note": note,
         "steps": steps[kept].tolist(),
         "panels": [panel.plain(lambda curve: rounded_list(curve[kept])) for panel in panels],
-        "table": {"header": ["step", *(one.name for one in series)], "rows": rows},
+        "table": {"header": ["step", *(curve.name for curve in series)], "rows": rows},
     }
 
 

@@ -68,9 +68,9 @@ class _RecordedStream:
         self.data = bytearray()
 
     def read(self, size: int = -1) -> bytes:
-        found = self._stream.read(size)
-        self.data += found
-        return found
+        chunk = self._stream.read(size)
+        self.data += chunk
+        return chunk
 
     def isatty(self) -> bool:
         return self._stream.isatty()
@@ -99,15 +99,15 @@ def given_text(
         return GivenText(None, read_documents(None, count=documents or default))
     piped = getattr(sys.stdin, "buffer", None) if _STANDARD_INPUT in sources else None
     recorded = None if piped is None else _RecordedStream(piped)
-    found = read_documents(sources, stdin=cast("BinaryIO | None", recorded), count=documents)
+    passages = read_documents(sources, stdin=cast("BinaryIO | None", recorded), count=documents)
     if documents is None:
-        found = found[:default]
+        passages = passages[:default]
     if recorded is None:
-        return GivenText(sources, found)
+        return GivenText(sources, passages)
     data = bytes(recorded.data)
     # The file has the name of the document, so that the runs are those of `--text -` in other commands.
     path = out / f"stdin-{hashlib.sha256(data).hexdigest()[:12]}" / "stdin.txt"
-    return GivenText(tuple(str(path) if s == _STANDARD_INPUT else s for s in sources), found, (path, data))
+    return GivenText(tuple(str(path) if s == _STANDARD_INPUT else s for s in sources), passages, (path, data))
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,13 @@ def run_length(run: ReportRun, tokens: int) -> int:
 def with_controls(wanted: Sequence[tuple[ScheduledRun, ReportRun]]) -> list[ScheduledRun]:
     """Return runs of a model and then, if it is trained, those of its control models."""
     controls = [
-        ScheduledRun(one.request.with_weights(weights), one.cost)
-        for one, run in wanted
-        if one.request.model.weights == "trained"
+        ScheduledRun(item.request.with_weights(weights), item.cost)
+        for item, run in wanted
+        if item.request.model.weights == "trained"
         for weights in run.controls
     ]
     # Sorted by weights, because a model is kept only until another one is requested.
-    return [*(one for one, _ in wanted), *sorted(controls, key=lambda control: str(control.request.model.weights))]
+    return [*(item for item, _ in wanted), *sorted(controls, key=lambda control: str(control.request.model.weights))]
 
 
 @dataclass(frozen=True)
@@ -186,12 +186,12 @@ class Pace:
 
     def seconds(self, scheduled: Sequence[ScheduledRun]) -> list[float]:
         """Return the expected time of each run in sequence; consecutive runs with the same weights load them once."""
-        loaded, found = None, []
+        loaded, times = None, []
         for item in scheduled:
             weights = item.request.model.weights
-            found.append(item.cost * self.token + (0.0 if weights == loaded else self.start))
+            times.append(item.cost * self.token + (0.0 if weights == loaded else self.start))
             loaded = weights
-        return found
+        return times
 
 
 def measure(
@@ -256,18 +256,18 @@ def other_runs(runs: Runs, known: KnownRuns) -> list[OtherRun]:
     controls = {run.directory.config["weights"]: run.directory.config["weights_hash"] for _, run in runs.finished}
     finished = known.finished()
     documents = {path: len(cast("list[Any]", config["documents"])) for path, config in finished}
-    found: dict[str, list[Path]] = {}
+    paths: dict[str, list[Path]] = {}
     for path, config in finished:
         if same.items() <= config.items():
-            found.setdefault(str(config["measurement"]), []).append(path)
+            paths.setdefault(str(config["measurement"]), []).append(path)
     others = []
     for name in measurements():
         own = runs.weights(name)
-        if name not in found or (name in DRAWN and runs.own in own):
+        if name not in paths or (name in DRAWN and runs.own in own):
             continue
         # Sorting is stable: of as many documents, the report's own run is the first, then the newest.
         first_paths = [own[runs.own].directory.path] if runs.own in own else []
-        listed = [*first_paths, *(path for path in found[name] if path not in first_paths)]
+        listed = [*first_paths, *(path for path in paths[name] if path not in first_paths)]
         shown = _newest(sorted(listed, key=lambda path: -documents.get(path, 0)), runs.own)
         if not shown:
             continue
@@ -279,7 +279,7 @@ def other_runs(runs: Runs, known: KnownRuns) -> list[OtherRun]:
             wanted = {**settings, "weights": weights, "weights_hash": weights_hash}
             matching = [path for path, other in finished if other == wanted and weights not in shown]
             shown |= _newest(matching, str(weights))
-        others.append(OtherRun(shown, len(found[name]) - 1, known.command(shown[runs.own].directory)))
+        others.append(OtherRun(shown, len(paths[name]) - 1, known.command(shown[runs.own].directory)))
     return others
 
 
@@ -293,24 +293,24 @@ def _newest(paths: Sequence[Path], weights: str) -> dict[str, StoredRun]:
 
 def _plans(out: Path, weights_hash: str) -> list[Plan]:
     """Return the readable plans of a model with these weights in a folder, newest first."""
-    found = _readable(out, "plan-*.json", Plan.load)
-    return [plan for plan in found if plan.provenance.get("weights_hash") == weights_hash]
+    plans = _readable(out, "plan-*.json", Plan.load)
+    return [plan for plan in plans if plan.provenance.get("weights_hash") == weights_hash]
 
 
 def _claims(out: Path, weights_hash: str) -> list[dict[str, Any]]:
     """Return the contents of the files of judged claims of a model with these weights in a folder, newest first."""
-    found = _readable(out, "claims-*.json", lambda file: parse_object(read_user_file(file, name="the claims")) or {})
-    same = [dict(one) for one in found if one.get("weights_hash") == weights_hash]
-    return [one for one in same if isinstance(one.get("claims"), list)]
+    contents = _readable(out, "claims-*.json", lambda file: parse_object(read_user_file(file, name="the claims")) or {})
+    same = [dict(content) for content in contents if content.get("weights_hash") == weights_hash]
+    return [content for content in same if isinstance(content.get("claims"), list)]
 
 
 def _readable(out: Path, pattern: str, read: Callable[[Path], T]) -> list[T]:
     """Return the contents of the files in a folder that can be read, newest first."""
-    found = []
+    contents = []
     for file in sorted(out.glob(pattern), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
         with suppress(ConfigError):
-            found.append(read(file))
-    return found
+            contents.append(read(file))
+    return contents
 
 
 def _beginning(count: int, finished: int, seconds: float) -> str:

@@ -98,19 +98,19 @@ def result_page(data: dict[str, Any]) -> Report:
     return Report("result", data, body="result.html", scripts=scripts)
 
 
-def comparison_page(found: RunComparison) -> str:
+def comparison_page(comparison: RunComparison) -> str:
     """Return the page of a comparison. Names of models and documents are in the data only, see :meth:`Report.html`."""
-    groups = within_ranges(found.groups)
-    along = str(found.trends["along"][0]) if len(found.trends) else None
+    groups = within_ranges(comparison.groups)
+    along = str(comparison.trends["along"][0]) if len(comparison.trends) else None
     keys = ["measurement", "metric"]
     pairs = groups.select(keys).unique(maintain_order=True).rows()
-    sections = [_section(groups, found.trends, *pair) for pair in pairs]
+    sections = [_section(groups, comparison.trends, *pair) for pair in pairs]
     data: dict[str, Any] = {
-        "about": _ABOUT.format(runs=f"{found.runs:,}", by=", ".join(found.by)),
-        "by": [name for name in found.by if name not in keys],
+        "about": _ABOUT.format(runs=f"{comparison.runs:,}", by=", ".join(comparison.by)),
+        "by": [name for name in comparison.by if name not in keys],
         "along": along,
         "columns": [name for name in groups.columns if name not in keys],
-        "trend_columns": [name for name in found.trends.columns if name not in (*keys, "along")],
+        "trend_columns": [name for name in comparison.trends.columns if name not in (*keys, "along")],
         "sections": sections,
     }
     return whole_page(

@@ -35,8 +35,8 @@ def _requests(models: Any) -> Any:
     """Return one or several models as a list of requests."""
     if isinstance(models, list | tuple):
         return [model_request(model) for model in models]
-    made = model_request(models)
-    return [made] if isinstance(made, ModelRequest | MemoryModel) else made
+    request = model_request(models)
+    return [request] if isinstance(request, ModelRequest | MemoryModel) else request
 
 
 @checked(models=_requests, texts=documents_of)
@@ -75,26 +75,26 @@ def make_report(
     # Raises for wrong values and for a missing plotly before anything is read or loaded.
     Request(measurement="axes", documents=documents, tokens=tokens)
     plotly_js()
-    learning = learning_curves([user_path(one, name="--training") for one in training], out=out)
-    given = given_text(text, documents=documents, out=out, texts=texts)
-    made = []
+    learning = learning_curves([user_path(folder, name="--training") for folder in training], out=out)
+    inputs = given_text(text, documents=documents, out=out, texts=texts)
+    measured = []
     for number, model in enumerate(listed, 1):
         if len(listed) > 1:
             progress.say(f"model {number} of {len(listed)}: {model.model} ({model.weights})")
-        made.append(_measured(model, given, tokens=tokens, out=out, progress=progress, again=again))
+        measured.append(_measured(model, inputs, tokens=tokens, out=out, progress=progress, again=again))
     progress.say("writing the page")
-    names = _unique_names(listed, [seen for seen, _ in made])
+    names = _unique_names(listed, [seen for seen, _ in measured])
     data: dict[str, Any] = {
-        "models": [collect(runs, seen, name=name) for name, (seen, runs) in zip(names, made, strict=True)],
-        "comparison": compare_models([ComparedModel(name, *found) for name, found in zip(names, made, strict=True)]),
+        "models": [collect(runs, seen, name=name) for name, (seen, runs) in zip(names, measured, strict=True)],
+        "comparison": compare_models([ComparedModel(name, *pair) for name, pair in zip(names, measured, strict=True)]),
         "learning": learning,
-        "command": _command(listed, given, documents=len(given.documents), tokens=tokens, training=training),
+        "command": _command(listed, inputs, documents=len(inputs.documents), tokens=tokens, training=training),
     }
-    hashes = [run.directory.config_hash for _, runs in made for run in runs.shown]
-    key = config_hash({"runs": list(hashes), "studies": [one["name"] for one in learning]})
+    hashes = [run.directory.config_hash for _, runs in measured for run in runs.shown]
+    key = config_hash({"runs": list(hashes), "studies": [study["name"] for study in learning]})
     profiled = [
         Profiled(name, [finding["text"] for finding in shown["findings"]], headline(runs), runs.left_out)
-        for name, shown, (_, runs) in zip(names, data["models"], made, strict=True)
+        for name, shown, (_, runs) in zip(names, data["models"], measured, strict=True)
     ]
     return Report(run_folder_name(f"report-{'-'.join(names)}", key), data, profiled)
 
@@ -129,16 +129,16 @@ def seen_model(
 
 
 def _measured(
-    model: ModelRequest | MemoryModel, given: GivenText, *, tokens: int, out: Path, progress: Progress, again: bool
+    model: ModelRequest | MemoryModel, inputs: GivenText, *, tokens: int, out: Path, progress: Progress, again: bool
 ) -> tuple[Excerpt, Runs]:
     """Return excerpt and runs of one model, which is loaded only if something is missing."""
     models = LastModel()
     seen, pace = seen_model(
-        model, given.documents, tokens=tokens, out=out, progress=progress, models=models, again=again
+        model, inputs.documents, tokens=tokens, out=out, progress=progress, models=models, again=again
     )
-    given.keep()
+    inputs.keep()
     scheduled, left_out = schedule(
-        model, seen.capacity, text=given.sources, texts=given.texts, documents=len(given.documents), tokens=tokens
+        model, seen.capacity, text=inputs.sources, texts=inputs.texts, documents=len(inputs.documents), tokens=tokens
     )
     runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models, again=again)
     shown = {other.name for other in runs.others}
@@ -149,17 +149,17 @@ def _measured(
 def _unique_names(models: Sequence[ModelRequest | MemoryModel], seen: Sequence[Excerpt]) -> list[str]:
     """Return a unique name for each model: its own, with its weights, with the name as given, with a number."""
     names = [
-        printable(str(one.facts["name"])) + ("" if model.weights == "trained" else f" ({model.weights})")
-        for model, one in zip(models, seen, strict=True)
+        printable(str(excerpt.facts["name"])) + ("" if model.weights == "trained" else f" ({model.weights})")
+        for model, excerpt in zip(models, seen, strict=True)
     ]
-    given = [printable(str(model.model)) for model in models]
-    names = [f"{name} [{one}]" if names.count(name) > 1 else name for name, one in zip(names, given, strict=True)]
+    specs = [printable(str(model.model)) for model in models]
+    names = [f"{name} [{spec}]" if names.count(name) > 1 else name for name, spec in zip(names, specs, strict=True)]
     return [f"{name} #{i}" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
 
 
 def _command(
     models: Sequence[ModelRequest | MemoryModel],
-    given: GivenText,
+    inputs: GivenText,
     *,
     documents: int,
     tokens: int,
@@ -167,7 +167,7 @@ def _command(
 ) -> str | None:
     """Return the command that makes the same report; None unless the models are all names with all weights."""
     listed = [replace(model, model=str(model.model)) for model in models if isinstance(model, ModelRequest)]
-    if len(listed) < len(models) or given.texts is not None:
+    if len(listed) < len(models) or inputs.texts is not None:
         return None
     first = listed[0]
     names, weights = (list(dict.fromkeys(getattr(model, field) for model in listed)) for field in ("model", "weights"))
@@ -176,7 +176,7 @@ def _command(
     words = ["wherewhat", "report", *names]
     for name in weights if weights != ["trained"] else []:
         words += ["--weights", name]
-    for source in given.sources or ():
+    for source in inputs.sources or ():
         words += ["--text", source]
     words += ["--documents", str(documents), "--tokens", str(tokens)]
     for path in training:

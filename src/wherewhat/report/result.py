@@ -110,7 +110,7 @@ class Result:
 
         A run that the folder holds already is left as it is.
         """
-        controls = {weights: one.save(out) for weights, one in self.controls.items()}
+        controls = {weights: control.save(out) for weights, control in self.controls.items()}
         saved = _copy(self.path, output_folder(out, name="out", writable=False))
         return Result(RunDirectory.load(saved), controls=controls, left_out=self.left_out)
 
@@ -173,7 +173,7 @@ class Result:
 
     @property
     def _runs(self) -> dict[str, StoredRun]:
-        controls = {weights: one.stored for weights, one in self.controls.items()}
+        controls = {weights: control.stored for weights, control in self.controls.items()}
         return {str(self.config["weights"]): self.stored, **controls}
 
     def __repr__(self) -> str:
@@ -222,8 +222,8 @@ class Result:
     def _beside(self) -> dict[str, dict[str, MetricSummary]]:
         """Values of the control models by weights and metric."""
         return {
-            weights: {summary.metric.name: summary for summary in one.summary()}
-            for weights, one in self.controls.items()
+            weights: {summary.metric.name: summary for summary in control.summary()}
+            for weights, control in self.controls.items()
         }
 
 
@@ -249,8 +249,8 @@ def run(
     find_measurement(asked.measurement)
     folder = _TemporaryFolder() if out is None else None
     place = folder.path if folder is not None else output_folder(cast("str", out), name="out", writable=False)
-    made = run_with_controls(asked, controls, out=place, progress=progress or TerminalProgress(), again=again)
-    return _result(made, folder)
+    controlled = run_with_controls(asked, controls, out=place, progress=progress or TerminalProgress(), again=again)
+    return _result(controlled, folder)
 
 
 @checked()
@@ -327,12 +327,12 @@ class _TemporaryFolder:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-def _result(made: Controlled, folder: _TemporaryFolder | None) -> Result:
+def _result(controlled: Controlled, folder: _TemporaryFolder | None) -> Result:
     """Return the run of the model itself, with those of its control models."""
     # Opened again, which verifies that each is complete.
-    first, *others = ((weights, RunDirectory.load(one.path)) for weights, one in made.runs.items())
+    first, *others = ((weights, RunDirectory.load(directory.path)) for weights, directory in controlled.runs.items())
     controls = {weights: Result(directory, folder=folder) for weights, directory in others}
-    return Result(first[1], controls=controls, left_out=made.left_out, folder=folder)
+    return Result(first[1], controls=controls, left_out=controlled.left_out, folder=folder)
 
 
 def _copy(run: Path, out: Path) -> Path:

@@ -39,12 +39,12 @@ def bands(run: StoredRun) -> dict[str, Any]:
 def _turns(run: StoredRun, count: int) -> list[list[float | None]]:
     """Return the shortest and longest period of each band in tokens, in the first layer with RoPE; None for none."""
     inv_freq = next(iter(_layers_with(run, "inv_freq").values()))
-    found = []
+    periods = []
     for mask in frequency_bands(inv_freq, count):
         speeds = inv_freq[mask].double()
         fast, slow = float(speeds.max()), float(speeds.min())
-        found.append([rounded(2 * math.pi / speed) if speed > 0 else None for speed in (fast, slow)])
-    return found
+        periods.append([rounded(2 * math.pi / speed) if speed > 0 else None for speed in (fast, slow)])
+    return periods
 
 
 def _layers_with(run: StoredRun, name: str) -> dict[int, Tensor]:
@@ -140,9 +140,9 @@ def controlled_distance(run: StoredRun) -> dict[str, Any] | None:
     grid = next(iter(measured.values()))
     curves = {}
     for name, title in _DISTANCE.items():
-        found = [curve for layer in measured if (curve := run.curve(layer, name)) is not None]
+        of_layers = [curve for layer in measured if (curve := run.curve(layer, name)) is not None]
         # Curves with another number of distances cannot be drawn on the same axis.
-        same = [curve.double() for curve in found if curve.shape[-1] == len(grid)]
+        same = [curve.double() for curve in of_layers if curve.shape[-1] == len(grid)]
         if same:
             quartiles = torch.cat(same).nanquantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64), dim=0)
             curves[name] = {
@@ -162,12 +162,12 @@ def swaps(run: StoredRun, layers: Sequence[int]) -> dict[str, Any] | None:
     together = "_together" if "s_pos_together" in run.head_metrics else ""
 
     def version(ending: str) -> dict[str, Any]:
-        found: dict[str, Any] = {"label": head_values(run, f"label{ending}{together}", layers)}
+        values: dict[str, Any] = {"label": head_values(run, f"label{ending}{together}", layers)}
         for score in ("s_pos", "s_sym"):
             for bound in ("", "_low", "_high"):
-                found[f"{score}{bound}"] = head_values(run, f"{score}{ending}{bound}{together}", layers)
-        single, codes = run.head_values(f"label{ending}"), zip(layers, found["label"], strict=True)
-        return {**found, "votes": [_votes(single, layer, of_layer) for layer, of_layer in codes]}
+                values[f"{score}{bound}"] = head_values(run, f"{score}{ending}{bound}{together}", layers)
+        single, codes = run.head_values(f"label{ending}"), zip(layers, values["label"], strict=True)
+        return {**values, "votes": [_votes(single, layer, of_layer) for layer, of_layer in codes]}
 
     return {
         **version("_no_sink"),

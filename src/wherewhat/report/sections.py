@@ -119,8 +119,8 @@ def _documents(runs: Runs, excerpt: Excerpt, layer: int, distances: Sequence[int
 def turns_per_token(runs: Runs, layers: Sequence[int]) -> list[list[float | None] | None]:
     """Return the turns per token of each plane by layer; None for layers without RoPE."""
     planes = runs.find("planes")
-    found = (_curve(planes, layer, "plane_turns_per_token") for layer in layers)
-    return [None if turns is None else rounded_list(turns) for turns in found]
+    curves = (_curve(planes, layer, "plane_turns_per_token") for layer in layers)
+    return [None if turns is None else rounded_list(turns) for turns in curves]
 
 
 def _curve(run: StoredRun | None, layer: int, name: str) -> Tensor | None:
@@ -176,8 +176,8 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
             *filter(None, [_first_undamaged(runs.plans, _plan)]),
         ],
         "method": [
-            {"name": made.name, "summary": made.summary, "limits": made.limits}
-            for made in dict.fromkeys(run.measurement for run in runs.shown)
+            {"name": measurement.name, "summary": measurement.summary, "limits": measurement.limits}
+            for measurement in dict.fromkeys(run.measurement for run in runs.shown)
         ],
         "left_out": runs.left_out,
         "runs": [_run(run.directory) for run in runs.shown],
@@ -208,19 +208,25 @@ def numbers_and_figure(runs: Mapping[str, StoredRun]) -> dict[str, Any]:
         drawn = json.loads(figure(run).to_json())
     except ConfigError:  # no map without scores of single heads
         drawn = None
-    made = run.measurement
-    return {"name": made.name, "summary": made.summary, "about": _about(run), "rows": rows, "figure": drawn}
+    measurement = run.measurement
+    return {
+        "name": measurement.name,
+        "summary": measurement.summary,
+        "about": _about(run),
+        "rows": rows,
+        "figure": drawn,
+    }
 
 
 def _first_undamaged(files: Sequence[T], show: Callable[[T], dict[str, Any]]) -> dict[str, Any] | None:
     """Return what the page shows of the first file that is not damaged; None if there is none."""
-    for found in files:
+    for file in files:
         with suppress(KeyError, TypeError, ValueError):
-            return show(found)
+            return show(file)
     return None
 
 
-def _claims(found: Mapping[str, Any]) -> dict[str, Any]:
+def _claims(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a file of judged claims as the page shows it."""
     values = ("mean", "low", "high", "control")
     texts = ("number", "statement", "source", "notes", "change")
@@ -234,26 +240,26 @@ def _claims(found: Mapping[str, Any]) -> dict[str, Any]:
             ],
             "parts": [{name: part[name] for name in ("statement", "outcome")} for part in claim["parts"]],
         }
-        for claim in found["claims"]
+        for claim in data["claims"]
     ]
     note = (
-        f"Judged in {found['dtype']} on {counted(len(found['documents']), 'document')} of {found['tokens']} tokens; "
+        f"Judged in {data['dtype']} on {counted(len(data['documents']), 'document')} of {data['tokens']} tokens; "
         "some measurements use fewer. Intervals are 95 % over documents, prompts or heads. Each verdict follows from "
         "the rule beside it; open means that an interval includes the threshold."
     )
-    return {"note": note, "rows": rows, "command": found["command"]}
+    return {"note": note, "rows": rows, "command": data["command"]}
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
     """Return the costs of a plan and its figure, in the form of a measurement."""
-    found = plan.provenance
+    provenance = plan.provenance
     metrics = {
         "rise": ("rise of the loss", "nats", "Loss beyond the window minus that of the unchanged model."),
         "found": ("gain from planted runs", "nats", "Gain in log-probability of the tokens of planted runs."),
         "part": ("part of the gain", "", "Gain from planted runs relative to that of the unchanged model."),
     }
-    curve = sorted(found["curve"], key=lambda row: (row["share"], row["selector"]))
-    areas = found.get("areas", {}).get("rows", [])
+    curve = sorted(provenance["curve"], key=lambda row: (row["share"], row["selector"]))
+    areas = provenance.get("areas", {}).get("rows", [])
     shown = [(row, metric, f"{row['share']:.0%} of the {plan.unit}s") for row in curve for metric in ("rise", "found")]
     if len(areas) > 1:
         shown += [(row, metric, "mean over all shares") for row in areas for metric in ("rise", "part") if row[metric]]
@@ -271,12 +277,13 @@ def _plan(plan: Plan) -> dict[str, Any]:
         }
         for row, metric, where in shown
     ]
-    count = len(found["evaluated_on"])
+    count = len(provenance["evaluated_on"])
     return {
         "name": "plan",
-        "summary": found["sentence"],
-        "about": f"Heads are scored on {counted(len(found['chosen_on']), 'document')} of {found['tokens']} tokens, and "
-        f"plans measured in {found['dtype']} on {counted(count, 'other document')}; intervals are 95 % over these.",
+        "summary": provenance["sentence"],
+        "about": f"Heads are scored on {counted(len(provenance['chosen_on']), 'document')} of {provenance['tokens']} "
+        f"tokens, and plans measured in {provenance['dtype']} on {counted(count, 'other document')}; intervals are "
+        "95 % over these.",
         "rows": rows,
         "figure": json.loads(pareto_figure(plan).to_json()),
         "more": 0,
@@ -286,10 +293,10 @@ def _plan(plan: Plan) -> dict[str, Any]:
 
 def _about(run: StoredRun) -> str:
     """Return what a run was measured on, in a sentence."""
-    config, made = run.directory.config, run.measurement
-    defaults = json.loads(canonical_json(asdict(made.config())))
+    config, measurement = run.directory.config, run.measurement
+    defaults = json.loads(canonical_json(asdict(measurement.config())))
     words = {QuestionMeasurement: "prompt", ChoicesMeasurement: "item"}
-    word = next((word for kind, word in words.items() if isinstance(made, kind)), "document")
+    word = next((word for kind, word in words.items() if isinstance(measurement, kind)), "document")
     count, each = len(run.documents), f" of {config['tokens']} tokens" if word == "document" else ""
     # By name, since a new run has its options in another order than a stored one.
     changed = {name: value for name, value in sorted(run.options.items()) if value != defaults.get(name)}
@@ -307,15 +314,15 @@ def result_data(runs: Mapping[str, StoredRun], left_out: Mapping[str, str]) -> d
     The runs are by weights, the model's first; ``left_out`` says why a control model is missing, by its weights.
     """
     weights, run = next(iter(runs.items()))
-    made = run.measurement
-    one = {
+    measurement = run.measurement
+    model = {
         "model": {"weights": weights, "unmeasured": []},
         "others": [{**numbers_and_figure(runs), "more": 0, "command": None}],
-        "method": [{"name": made.name, "summary": made.summary, "limits": made.limits}],
+        "method": [{"name": measurement.name, "summary": measurement.summary, "limits": measurement.limits}],
         "left_out": [f"{name} control: {reason}" for name, reason in left_out.items()],
-        "runs": [_run(one.directory) for one in runs.values()],
+        "runs": [_run(stored.directory) for stored in runs.values()],
     }
-    return {"models": [one], "title": f"{made.name}: {run.title}", "command": None}
+    return {"models": [model], "title": f"{measurement.name}: {run.title}", "command": None}
 
 
 def _number(number: Number) -> dict[str, Any]:

@@ -55,12 +55,12 @@ class ComparedModel:
 
     def head_runs(self) -> dict[str, StoredRun]:
         """Return the run of every metric that single heads have, with the model's own weights."""
-        found: dict[str, StoredRun] = {}
+        by_metric: dict[str, StoredRun] = {}
         for _, run in self.runs.of_model:
             for metric in run.metrics:
                 if metric.name in run.head_metrics:
-                    found.setdefault(metric.name, run)
-        return found
+                    by_metric.setdefault(metric.name, run)
+        return by_metric
 
 
 def compare_models(models: Sequence[ComparedModel]) -> dict[str, Any] | None:
@@ -82,10 +82,10 @@ def difference(first: Mapping[str, float], second: Mapping[str, float], *, paire
     """
     common = [name for name in first if name in second] if paired else []
     if len(common) > 1 or (common and min(len(first), len(second)) == 1):
-        found = interval([second[name] - first[name] for name in common])
-        return found, f"paired, {found.n} documents" if found.n > 1 else "one document"
-    found = welch(list(first.values()), list(second.values()))
-    return found, f"Welch, {len(first)} and {len(second)} documents"
+        change = interval([second[name] - first[name] for name in common])
+        return change, f"paired, {change.n} documents" if change.n > 1 else "one document"
+    change = welch(list(first.values()), list(second.values()))
+    return change, f"Welch, {len(first)} and {len(second)} documents"
 
 
 def _numbers(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
@@ -94,15 +94,15 @@ def _numbers(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
     for wanted in WANTED:
         for metric, title in wanted.metrics:
             base = models[0].runs.find(wanted.measurement)
-            for one in models:
-                run = one.runs.find(wanted.measurement)
+            for model in models:
+                run = model.runs.find(wanted.measurement)
                 summary = _summary(run, metric)
                 if run is None or summary is None:
                     continue
-                beside = {} if one.runs.own == _UNTRAINED else one.runs.weights(wanted.measurement)
+                beside = {} if model.runs.own == _UNTRAINED else model.runs.weights(wanted.measurement)
                 control = _summary(beside.get(_UNTRAINED), metric)
                 change, over = None, ""
-                if one is not models[0] and base is not None:
+                if model is not models[0] and base is not None:
                     means = [each.document_means(metric) for each in (base, run)]
                     if all(means):
                         change, over = difference(*means, paired=_same_texts(base, run))
@@ -110,7 +110,7 @@ def _numbers(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
                     {
                         "title": wanted.title,
                         "name": title,
-                        "model": one.name,
+                        "model": model.name,
                         "value": summary_json(summary),
                         "control": None if control is None else summary_json(control),
                         "difference": None if change is None else _difference_json(summary, change),
@@ -121,7 +121,7 @@ def _numbers(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
 
 
 def _summary(run: StoredRun | None, metric: str) -> MetricSummary | None:
-    return next((one for one in ([] if run is None else run.summaries) if one.metric.name == metric), None)
+    return next((summary for summary in ([] if run is None else run.summaries) if summary.metric.name == metric), None)
 
 
 def _difference_json(summary: MetricSummary, change: Interval) -> dict[str, Any]:
@@ -134,16 +134,16 @@ def _difference_json(summary: MetricSummary, change: Interval) -> dict[str, Any]
 def _same_texts(first: StoredRun, second: StoredRun) -> bool:
     """Return whether documents of the same name have the same text in both runs."""
     listed = (cast("list[dict[str, str]]", run.directory.config["documents"]) for run in (first, second))
-    one, other = ({document["name"]: document["sha256"] for document in documents} for documents in listed)
-    common = one.keys() & other.keys()
-    return bool(common) and all(one[name] == other[name] for name in common)
+    hashes, other_hashes = ({document["name"]: document["sha256"] for document in documents} for documents in listed)
+    common = hashes.keys() & other_hashes.keys()
+    return bool(common) and all(hashes[name] == other_hashes[name] for name in common)
 
 
 def not_matched(first: ComparedModel, other: ComparedModel) -> str | None:
     """Return why heads at the same position in two models do not correspond; None if one was trained from the other."""
-    for one in (first, other):
-        if one.runs.own != "trained":
-            return f"{one.name} is a control with {one.runs.own} weights, not a fine-tuned model"
+    for model in (first, other):
+        if model.runs.own != "trained":
+            return f"{model.name} is a control with {model.runs.own} weights, not a fine-tuned model"
     if first.shape != other.shape:
         return f"the architectures differ ({first.architecture}; {other.architecture})"
     before, after = (model.excerpt.facts["sample"] for model in (first, other))
@@ -173,7 +173,7 @@ def _changes(first: StoredRun, second: StoredRun, metric: str) -> dict[str, Any]
     paired = _same_texts(first, second)
     before, after = first.head_documents(metric), second.head_documents(metric)
     places = [place for place in before if place in after]
-    old, new = ([sum(found[place].values()) / len(found[place]) for place in places] for found in (before, after))
+    old, new = ([sum(values[place].values()) / len(values[place]) for place in places] for values in (before, after))
     changes = [difference(before[place], after[place], paired=paired) for place in places]
     order = sorted(range(len(places)), key=lambda i: -abs(changes[i][0].mean))[:CHANGED]
     return {
@@ -205,7 +205,7 @@ def _correlation(first: Sequence[float], second: Sequence[float]) -> float | Non
 
 def _label_changes(first: ComparedModel, other: ComparedModel) -> dict[str, Any] | None:
     """Return the number of heads by label before (rows) and after (columns); None if they were not labelled."""
-    runs = [one.runs.find("heads") for one in (first, other)]
+    runs = [model.runs.find("heads") for model in (first, other)]
     before, after = ({} if run is None else head_labels(run) for run in runs)
     counts = [[0] * len(LABELS) for _ in LABELS]
     for place, code in before.items():

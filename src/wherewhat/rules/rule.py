@@ -213,8 +213,8 @@ class Rule(Generic[S]):
 
     def missing(self, source: S) -> str | None:
         """Return the first name in ``needs`` that the source does not have; None if it has all."""
-        weights = (None,) if self.control is None else (None, self.control)
-        return next((name for name in self.needs for one in weights if source.find(name, one) is None), None)
+        models = (None,) if self.control is None else (None, self.control)
+        return next((name for name in self.needs for weights in models if source.find(name, weights) is None), None)
 
     def judged(self, source: S) -> Judged:
         """Return everything that follows from a source that has what is needed."""

@@ -87,12 +87,12 @@ def read_sources(modules: Iterable[str], own: OwnModules) -> tuple[dict[str, str
 
     Modules that are imported inside functions are included; nothing is imported to find them.
     """
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     packages: set[str] = set()
     left = [name for module in modules for name in _with_parents(module)]
     while left:
         module = left.pop()
-        if module in found:
+        if module in hashes:
             continue
         file = _file_of(module)
         if file is None:
@@ -102,7 +102,7 @@ def read_sources(modules: Iterable[str], own: OwnModules) -> tuple[dict[str, str
         except OSError:
             continue
         digest, imports = _parsed(data, is_source=file.suffix == ".py")
-        found[module] = digest[:HASH_DIGITS]
+        hashes[module] = digest[:HASH_DIGITS]
         inside = module if file.name == "__init__.py" else module.rpartition(".")[0]
         package = getattr(sys.modules.get(module), "__package__", None) or inside
         for level, name, members in imports:
@@ -116,7 +116,7 @@ def read_sources(modules: Iterable[str], own: OwnModules) -> tuple[dict[str, str
                 continue
             left += _with_parents(base)
             left += [f"{base}.{member}" for member in members if member != "*"]
-    return dict(sorted(found.items())), packages
+    return dict(sorted(hashes.items())), packages
 
 
 def _with_parents(module: str) -> list[str]:
@@ -238,8 +238,8 @@ def _measurement_code(measurement: Measurement) -> dict[str, JSON]:
 
 def function_identity(function: Any) -> str:
     """Return a hash of a function as it is loaded, and of the files of the modules that it reaches."""
-    found = _identity(function, {})
-    return _digest("function", str(found["loaded"]), repr(found["sources"]), repr(found["packages"]))
+    identity = _identity(function, {})
+    return _digest("function", str(identity["loaded"]), repr(identity["sources"]), repr(identity["packages"]))
 
 
 def _identity(root: Any, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,11 +268,11 @@ def _lasting(kind: type, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(*parts: str) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
-        found.update(f"{len(data)}:".encode() + data)
-    return found.hexdigest()
+        digest.update(f"{len(data)}:".encode() + data)
+    return digest.hexdigest()
 
 
 # Loaded code
@@ -337,9 +337,9 @@ class _LoadedCode:
         if isinstance(value, types.ModuleType):
             return self._module(value, names)
         if kind in (tuple, list):
-            return _digest(kind.__name__, *(self._value(one, names) for one in value))
+            return _digest(kind.__name__, *(self._value(item, names) for item in value))
         if kind in (set, frozenset):
-            return _digest(kind.__name__, *sorted(self._value(one) for one in sorted(value, key=self._order)))
+            return _digest(kind.__name__, *sorted(self._value(item) for item in sorted(value, key=self._order)))
         if isinstance(value, KeysView | ValuesView | ItemsView):
             return self._parts(kind.__name__, list(value))
         if kind in (dict, types.MappingProxyType):
@@ -397,7 +397,7 @@ class _LoadedCode:
         make, arguments, *more = reduced
         if more and isinstance(more[0], dict):
             more[0] = _lasting(kind, more[0]) or None
-        state = [list(one) if index and one is not None else one for index, one in enumerate(more[:3])]
+        state = [list(part) if index and part is not None else part for index, part in enumerate(more[:3])]
         return _digest("object", self._value(kind), self._parts(make, arguments, *state))
 
     def _named(self, value: Any) -> bool:
@@ -405,10 +405,10 @@ class _LoadedCode:
         module, name = code_module(value), getattr(value, "__qualname__", None)
         if not isinstance(name, str) or module in self._own:
             return False
-        found: Any = sys.modules.get(module)
+        target: Any = sys.modules.get(module)
         for part in name.split("."):
-            found = getattr(found, part, None)
-        return found is value
+            target = getattr(target, part, None)
+        return target is value
 
     def _name(self, value: Any) -> str:
         top = value.__module__.partition(".")[0]
@@ -462,14 +462,14 @@ class _LoadedCode:
         """Return the names that a function takes from its module or imports, and the descriptions of their values."""
         read, written, imported, names = _names(code)
         space = function.__globals__
-        found = []
+        descriptions = []
         for name in sorted(read - written):  # what the function itself sets is its state, such as a counter
             if name in space:
-                found += [name, self._value(space[name], names)]
+                descriptions += [name, self._value(space[name], names)]
         package = space.get("__package__") or str(space.get("__name__")).rpartition(".")[0]
         for level, name, members in sorted(imported):
-            found += [name, *self._imported(level, name, members, package, names)]
-        return found
+            descriptions += [name, *self._imported(level, name, members, package, names)]
+        return descriptions
 
     def _imported(
         self, level: int, name: str, members: tuple[str, ...], package: str, names: Collection[str]
@@ -479,14 +479,14 @@ class _LoadedCode:
             module = resolve_name("." * level + name, package) if level else name
             if module not in self._own:
                 return [module]
-            found = import_module(module)
+            loaded_module = import_module(module)
         except (Exception, SystemExit):  # noqa: BLE001 - the function itself will raise it, or has another way
             return ["missing"]
         for member in members:
-            if member != "*" and not hasattr(found, member):
+            if member != "*" and not hasattr(loaded_module, member):
                 with suppress(Exception, SystemExit):
                     import_module(f"{module}.{member}")
-        return [self._value(found, names)]
+        return [self._value(loaded_module, names)]
 
     def _module(self, module: types.ModuleType, names: Collection[str]) -> str:
         """Return the description of the attributes of an own module that code refers to; the name of another one."""

@@ -58,8 +58,8 @@ class Runs:
     @property
     def shown(self) -> list[StoredRun]:
         """Every run that the page shows, each once."""
-        found = [run for other in self.others for run in other.runs.values()]
-        return list({run.directory.path: run for run in [*(run for _, run in self.finished), *found]}.values())
+        others = [run for other in self.others for run in other.runs.values()]
+        return list({run.directory.path: run for run in [*(run for _, run in self.finished), *others]}.values())
 
     @property
     def first(self) -> tuple[Request, StoredRun]:
@@ -95,12 +95,12 @@ class Runs:
 
     def request(self, measurement: str) -> tuple[Request, StoredRun] | None:
         """Return request and run of a measurement on the model itself, if there is one."""
-        return next((made for made in self.of_model if made[0].measurement == measurement), None)
+        return next((pair for pair in self.of_model if pair[0].measurement == measurement), None)
 
     def other(self, measurement: str, weights: str | None = None) -> StoredRun | None:
         """Return the run of a measurement without its own part of the page, on the model itself by default."""
-        found = next((other.runs for other in self.others if other.name == measurement), {})
-        return found.get(weights or self.own)
+        runs = next((other.runs for other in self.others if other.name == measurement), {})
+        return runs.get(weights or self.own)
 
     def weights(self, measurement: str) -> dict[str, StoredRun]:
         """Return the runs of a measurement by weights: the model, then its control models."""

@@ -59,10 +59,10 @@ def group_means(values: pl.LazyFrame, by: Sequence[str]) -> pl.DataFrame:
     ]
     # The first unit of which there are two; where there is none, the documents.
     usable = pl.concat(pl.collect_all(frames)).filter((pl.col("n") >= 2) | (pl.col("over") == UNITS[-1]))
-    found = usable.sort("rank").unique(keys, keep="first", maintain_order=True)
+    means = usable.sort("rank").unique(keys, keep="first", maintain_order=True)
     counts = runs.group_by(keys, maintain_order=True).agg(runs=pl.len().cast(pl.Int64)).collect()
-    found = found.join(counts, on=keys, how="left", nulls_equal=True).rename({"value": "mean"})
-    return _bounded(found, "mean").select(*keys, "mean", "low", "high", "n", "over", "runs").sort(keys, nulls_last=True)
+    means = means.join(counts, on=keys, how="left", nulls_equal=True).rename({"value": "mean"})
+    return _bounded(means, "mean").select(*keys, "mean", "low", "high", "n", "over", "runs").sort(keys, nulls_last=True)
 
 
 def trends(values: pl.LazyFrame, along: str, by: Sequence[str]) -> pl.DataFrame:
@@ -93,17 +93,17 @@ def trends(values: pl.LazyFrame, along: str, by: Sequence[str]) -> pl.DataFrame:
         .agg(slope=(pl.col("dx") * pl.col("value")).sum() / (pl.col("dx") ** 2).sum(), points=pl.len())
         .filter(pl.col("points") >= 2)
     )
-    found = _moments(slopes, keys, "slope", over="document").collect()
+    moments = _moments(slopes, keys, "slope", over="document").collect()
     if along != "size":
         models = slopes.group_by(*keys, "model_", maintain_order=True).agg(pl.col("slope").mean())
         by_model = _moments(models, keys, "slope", over="model").filter(pl.col("n") >= 2).collect()
-        found = pl.concat([by_model, found.join(by_model, on=keys, how="anti", nulls_equal=True)])
+        moments = pl.concat([by_model, moments.join(by_model, on=keys, how="anti", nulls_equal=True)])
     means = rows.group_by(*keys, "x", maintain_order=True).agg(pl.col("value").mean()).sort("x")
     ends = means.group_by(keys, maintain_order=True).agg(
         points=pl.len().cast(pl.Int64), first=pl.col("value").first(), last=pl.col("value").last()
     )
     return (
-        _bounded(found, "slope")
+        _bounded(moments, "slope")
         .with_columns(along=pl.lit(along))
         .join(ends.collect(), on=keys, how="left", nulls_equal=True)
         .select(*keys, "along", "slope", "low", "high", "n", "over", "points", "first", "last")
@@ -214,9 +214,9 @@ def compare(
     unreadable = {name: reason for index in opened for name, reason in index.unreadable.items()}
     listed = values.select("run", "step", "size", "model").unique().collect()
     if not len(listed):
-        some = f"; {next(iter(unreadable))}: {next(iter(unreadable.values()))}" if unreadable else ""
+        example = f"; {next(iter(unreadable))}: {next(iter(unreadable.values()))}" if unreadable else ""
         chosen = " that fits --where" if where else ""
-        raise StoreError(f"there is no finished run{chosen} in {', '.join(addresses)}{some}")
+        raise StoreError(f"there is no finished run{chosen} in {', '.join(addresses)}{example}")
     if by is None:
         by = ("model", "weights", "step") if listed["step"].drop_nulls().n_unique() > 1 else ("model", "weights")
     # Copies of the columns that intervals are over, which may also be grouped by.
@@ -244,8 +244,8 @@ def _conditions(values: pl.LazyFrame) -> list[str]:
     import polars as pl
 
     counts = [pl.col(name).n_unique().alias(name) for name in _CONDITIONS]
-    found = values.group_by("measurement").agg(counts).collect()
-    differing = [name for name in _CONDITIONS if (found[name] > 1).any()]
+    distinct = values.group_by("measurement").agg(counts).collect()
+    differing = [name for name in _CONDITIONS if (distinct[name] > 1).any()]
     texts = values.group_by("measurement", "model").agg(pl.col("text").n_unique()).collect()
     return [*differing, "text"] if "documents" not in differing and (texts["text"] > 1).any() else differing
 
@@ -299,10 +299,10 @@ def _with_metrics(values: pl.LazyFrame, metrics: Sequence[str] | None) -> pl.Laz
     known = sorted(set(there["metric"]))
     if metrics:
         wanted = {name: _of_metric(name, known) for name in metrics}
-        for name, found in wanted.items():
-            if not found:
+        for name, matches in wanted.items():
+            if not matches:
                 raise ConfigError(f"no run holds the metric '{name}': {nearest(name, known)}")
-        return values.filter(pl.col("metric").is_in([name for found in wanted.values() for name in found]))
+        return values.filter(pl.col("metric").is_in([name for names in wanted.values() for name in names]))
     shown = []
     for measurement in sorted(set(there["measurement"].drop_nulls())):
         has = sorted(there.filter(pl.col("measurement") == measurement)["metric"])

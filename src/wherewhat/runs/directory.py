@@ -331,8 +331,8 @@ class RunDirectory:
         self._checked_times(key)
         folder = self._part(key)
         table = read_scores(folder / SCORES) if (folder / SCORES).exists() else None
-        found = stored_scores(table, ProfileFile(folder / PROFILES))
-        return next(iter(found.values()), Scores())
+        scores = stored_scores(table, ProfileFile(folder / PROFILES))
+        return next(iter(scores.values()), Scores())
 
     def finish(self, keys: Iterable[str], *, provenance: Provenance, files: Iterable[str] = ()) -> None:
         """Join the parts into the run's files; the bytes do not depend on the order in which parts were finished.
@@ -352,15 +352,15 @@ class RunDirectory:
         remove(self.path / COMPLETE)
         times = [self._checked_times(key, trust=len(wanted) == 1) for key in wanted]
         linked: dict[str, JSON] = {}
-        made = [PROFILES]
+        names = [PROFILES]
         if len(wanted) == 1:  # the files of the run are those of the part, which are checked whenever they are read
-            linked, made = self._link(wanted[0]), []
+            linked, names = self._link(wanted[0]), []
         else:
             folders = [*map(self._part, wanted)]
             tables = [folder / SCORES for folder in folders if (folder / SCORES).exists()]
             if tables:  # a run of parts without score rows does without pyarrow
                 join_scores(self.path / SCORES, tables)
-                made.append(SCORES)
+                names.append(SCORES)
             join_profiles(self.path / PROFILES, [folder / PROFILES for folder in folders])
         content = provenance_json(provenance, times, config_hash=self.config_hash)
         write_file(self.path / PROVENANCE, readable_json(content))
@@ -368,7 +368,7 @@ class RunDirectory:
             "schema": SCHEMA_VERSION,
             "config_hash": self.config_hash,
             "parts": wanted,
-            "files": {**linked, **fingerprints(self.path, [CONFIG, PROVENANCE, *made, *files])},
+            "files": {**linked, **fingerprints(self.path, [CONFIG, PROVENANCE, *names, *files])},
         }
         write_sealed(self.path / COMPLETE, seal)
         self._keys = frozenset(wanted)

@@ -116,9 +116,9 @@ def run(
         return finished
     prepared = prepare(request, out=out, progress=progress, models=models)
     path = known.path(request)  # before measuring, while files may change
-    made = measure(prepared, progress=progress, models=models, again=again)
-    known.write(path, made, command=request.command())
-    return made
+    directory = measure(prepared, progress=progress, models=models, again=again)
+    known.write(path, directory, command=request.command())
+    return directory
 
 
 @new_process_settings()
@@ -129,9 +129,9 @@ def prepare(request: Request, *, out: Path, progress: Progress, models: LastMode
     texts = read_texts(request, measurement)
     progress.say(f"loading {request.model.model} ({request.model.weights})")
     loaded = models.loaded(request.model, say=progress.say)
-    inputs = {made.document.name: made for made in model_inputs(request, measurement, config, loaded, texts)}
+    inputs = {item.document.name: item for item in model_inputs(request, measurement, config, loaded, texts)}
     if request.tokens is None:
-        lengths = [made.text.ids.shape[1] for made in inputs.values()] if texts else [DEFAULT_TOKENS]
+        lengths = [item.text.ids.shape[1] for item in inputs.values()] if texts else [DEFAULT_TOKENS]
         request = dataclasses.replace(request, tokens=min(lengths))
     directory = RunDirectory.open(
         out,
@@ -179,11 +179,11 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel, again:
         if with_model:
             # Short pieces are timed only where the estimate is shown, and only texts that can be cut.
             if progress.shown and not isinstance(measurement, QuestionMeasurement | ChoicesMeasurement):
-                ahead = [made.text for name, made in inputs.items() if name in with_model or across]
+                ahead = [item.text for name, item in inputs.items() if name in with_model or across]
                 line = estimate(subject, measurement, config, ahead)
                 size = memory(
                     loaded.model,
-                    max(made.text.ids.shape[1] for made in inputs.values()),
+                    max(item.text.ids.shape[1] for item in inputs.values()),
                     together=across,
                     chunk=request.chunk,
                 )
@@ -195,7 +195,7 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel, again:
                 _TOGETHER,
                 lambda: as_scores(measurement, measurement.combine([directory.part(name) for name in inputs], config)),
             )
-        texts = [made.document for made in inputs.values()]
+        texts = [item.document for item in inputs.values()]
         directory.finish(keys, provenance=_provenance(subject, texts, request.model.revision))
     return directory
 
@@ -212,15 +212,15 @@ def _found(
 ) -> Scores:
     """Measure one document, or all of them."""
     if isinstance(measurement, DocumentsMeasurement):
-        return as_scores(measurement, measurement.measure(subject, [made.text for made in inputs.values()], config))
-    made = inputs[key]
+        return as_scores(measurement, measurement.measure(subject, [item.text for item in inputs.values()], config))
+    item = inputs[key]
     if isinstance(measurement, QuestionMeasurement):
-        assert made.question is not None
-        return as_scores(measurement, measurement.measure(subject, made.question, config))
+        assert item.question is not None
+        return as_scores(measurement, measurement.measure(subject, item.question, config))
     if isinstance(measurement, ChoicesMeasurement):
-        assert made.choices is not None
-        return as_scores(measurement, measurement.measure(subject, made.choices, config))
-    return measure_text(measurement, subject, made.text, config)
+        assert item.choices is not None
+        return as_scores(measurement, measurement.measure(subject, item.choices, config))
+    return measure_text(measurement, subject, item.text, config)
 
 
 _SHORT, _LONG = 64, 256

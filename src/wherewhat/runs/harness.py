@@ -41,11 +41,11 @@ class Until:
         """Return it from the generation options of the harness."""
         if options.get("do_sample") or options.get("num_beams", 1) != 1:
             raise ConfigError("generation is greedy here: leave do_sample and num_beams out")
-        given = options.get("until") or ()
+        stops = options.get("until") or ()
         most = int(options.get("max_gen_toks", options.get("max_new_tokens", 256)))
         if most < 1:
             raise ConfigError(f"max_gen_toks is {most}: give 1 or more")
-        strings = (given,) if isinstance(given, str) else tuple(given)
+        strings = (stops,) if isinstance(stops, str) else tuple(stops)
         return cls(tuple(text for text in strings if text), tokenizer.eos_token_id, most)
 
     def cut(self, text: str) -> str | None:
@@ -170,13 +170,13 @@ class HarnessModel(_Base):  # type: ignore[misc]
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, request in enumerate(requests):
             groups.setdefault(tuple(request[1]), []).append(index)
-        found: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
+        scores: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         for context, members in groups.items():
             answers = self._scored(requests[members[0]][0][0], list(context), [requests[index][2] for index in members])
             for index, answer in zip(members, answers, strict=True):
-                found[index] = answer
+                scores[index] = answer
                 self.cache_hook.add_partial("loglikelihood", requests[index][0], answer)
-        return found
+        return scores
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-probability of whole texts, in windows of the trained length without a length method."""
@@ -184,7 +184,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
         if self.perturb is not None:
             raise ConfigError("a whole text has no context to perturb: leave perturb out, or use wherewhat perturb")
         utils = lm_eval("utils")
-        found = []
+        totals = []
         for (text,) in (request.args for request in requests):
             tokens = self.tok_encode(text, add_special_tokens=False)
             windows = utils.get_rolling_token_windows(
@@ -196,13 +196,13 @@ class HarnessModel(_Base):  # type: ignore[misc]
             pairs = [utils.make_disjoint_window(window) for window in windows]
             total = sum(self._scored("", context, [answer])[0][0] for context, answer in pairs)
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
-            found.append(total)
-        return found
+            totals.append(total)
+        return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the greedy continuation of each context, up to the first stop string."""
         del disable_tqdm
-        found = []
+        texts = []
         for context, options in (request.args for request in requests):
             until = Until.of(options, self.loaded.tokenizer)
             change = self._disturbed(context, self.tok_encode(context))
@@ -212,8 +212,8 @@ class HarnessModel(_Base):  # type: ignore[misc]
             ids = change.ids if most is None else change.ids[-most:]
             text = write(self.loaded, ids, until, self.method, self._proof)
             self.cache_hook.add_partial("generate_until", (context, options), text)
-            found.append(text)
-        return found
+            texts.append(text)
+        return texts
 
     def _disturbed(self, text: str, ids: list[int]) -> Change:
         tokens = torch.tensor(ids, dtype=torch.int64)
@@ -236,7 +236,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
                     f"a text of {len(change.ids) + longest} tokens is cut to {most}: perturb words instead"
                 )
             # Each context is cut only as far as its own continuation requires, as in the harness.
-            return [self._pass(_cut(change.ids, most, one), [one])[0] for one in continuations]
+            return [self._pass(_cut(change.ids, most, tokens), [tokens])[0] for tokens in continuations]
         positions = continued_positions(change.positions, longest - 1, kind=self._config.kinds[0])
         return self._pass(change.ids, continuations, positions, change.orders)
 
@@ -252,7 +252,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
         if method is not None and method.is_open:
             # Open parameters may depend on the length of the whole text, which differs by continuation.
             if len(continuations) > 1:
-                return [self._pass(ids, [one])[0] for one in continuations]
+                return [self._pass(ids, [tokens])[0] for tokens in continuations]
             length = len(ids) + len(continuations[0])
             method, shared = method.fitted(trained=trained_length(model), length=length), False
         with (

@@ -159,10 +159,10 @@ def _attention(model: Any) -> JSON:
     config = model.config
     parts = {name: getattr(config, name, None) for name in ("", *getattr(config, "sub_configs", {}))}
     parts[""] = config
-    found = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items() if part is not None}
-    replaced = {name: code for name, code in replaced_attention().items() if name in found.values()}
-    kinds = sorted({str(kind) for kind in found.values() if kind is not None})
-    named: JSON = kinds[0] if len(kinds) == 1 else {name or "model": kind for name, kind in found.items()}
+    by_part = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items() if part is not None}
+    replaced = {name: code for name, code in replaced_attention().items() if name in by_part.values()}
+    kinds = sorted({str(kind) for kind in by_part.values() if kind is not None})
+    named: JSON = kinds[0] if len(kinds) == 1 else {name or "model": kind for name, kind in by_part.items()}
     return {"implementation": named, "code": replaced} if replaced else named
 
 
@@ -175,14 +175,14 @@ def replaced_attention() -> dict[str, JSON]:
     if module is None:
         return {}
     functions = {**module.ALL_ATTENTION_FUNCTIONS, CHOICE: getattr(module.PreTrainedModel, CHOICE, None)}
-    found: dict[str, JSON] = {}
+    hashes: dict[str, JSON] = {}
     for name, function in sorted(functions.items()):
         if function is None:
             continue
         top = str(getattr(function, "__module__", "")).partition(".")[0]
         if top not in ("transformers", "wherewhat"):
-            found[name] = function_identity(function)
-    return found
+            hashes[name] = function_identity(function)
+    return hashes
 
 
 def replaced_functions() -> dict[str, JSON]:
@@ -190,7 +190,7 @@ def replaced_functions() -> dict[str, JSON]:
 
     Such are functions of modules of transformers that are loaded, methods of their classes, and entries of tables.
     """
-    found: dict[str, JSON] = {}
+    hashes: dict[str, JSON] = {}
     own = OwnModules("__main__")
     for place, module in sorted(sys.modules.items()):
         if not place.startswith(_PLACES):
@@ -199,12 +199,12 @@ def replaced_functions() -> dict[str, JSON]:
             inside: Mapping[Any, Any] = value if type(value) is dict else {}  # not those that import on access
             if isinstance(value, type) and value.__module__ == place:
                 inside = vars(value)
-            for member, function in (("", value), *((f".{key}", one) for key, one in inside.items())):
+            for member, function in (("", value), *((f".{key}", attribute) for key, attribute in inside.items())):
                 if not isinstance(function, types.FunctionType | type):
                     continue
                 if code_module(function) in own:
-                    found[f"{place}.{name}{member}"] = function_identity(function)
-    return found
+                    hashes[f"{place}.{name}{member}"] = function_identity(function)
+    return hashes
 
 
 def model_files(model: ModelRequest) -> dict[str, JSON]:
@@ -266,12 +266,12 @@ def inputs_identity(inputs: Iterable[Input]) -> dict[str, JSON]:
     """Return what identifies the texts, prompts or items of a run in tokens, with their alternatives."""
     listed = list(inputs)
     ids = []
-    for made in listed:
-        question, choices = made.question, made.choices
+    for item in listed:
+        question, choices = item.question, item.choices
         asked = None if question is None else [list(question.candidates), question.correct]
-        given = None if choices is None else [[list(one) for one in choices.continuations], list(choices.blank)]
-        ids.append([made.text.ids.tolist(), made.text.prefix, asked, given])
-    return texts_identity([made.document for made in listed], ids)
+        options = None if choices is None else [[list(tokens) for tokens in choices.continuations], list(choices.blank)]
+        ids.append([item.text.ids.tolist(), item.text.prefix, asked, options])
+    return texts_identity([item.document for item in listed], ids)
 
 
 _FOLDER = ".requests"
@@ -304,13 +304,13 @@ class KnownRuns:
         if path is None:
             return None
         try:
-            found = parse_object(read_regular(path)) or {}
+            content = parse_object(read_regular(path)) or {}
         except OSError:
             return None
-        if "left_out" in found:
-            return str(found["left_out"])
+        if "left_out" in content:
+            return str(content["left_out"])
         try:
-            return RunDirectory.load(self.out / str(found["run"]))
+            return RunDirectory.load(self.out / str(content["run"]))
         except (StoreError, KeyError):
             return None
 
@@ -319,13 +319,13 @@ class KnownRuns:
         runs: dict[str, RunDirectory] = {}
         left_out: dict[str, str] = {}
         for weights in (request.model.weights, *controls):
-            found = self.find(request.with_weights(weights))
-            if found is None or (isinstance(found, str) and not runs):  # the model itself is tried again
+            run = self.find(request.with_weights(weights))
+            if run is None or (isinstance(run, str) and not runs):  # the model itself is tried again
                 return None
-            if isinstance(found, str):
-                left_out[weights] = found
+            if isinstance(run, str):
+                left_out[weights] = run
             else:
-                runs[weights] = found
+                runs[weights] = run
         return Controlled(runs, left_out)
 
     def keep(self, request: Request, outcome: RunDirectory | str) -> None:
@@ -365,19 +365,19 @@ class KnownRuns:
         Runs of measurements that do not exist any more, and of another version of their code or of the packages that
         all numbers depend on, are left out.
         """
-        known, codes, found = measurements(), dict[str, dict[str, JSON]](), []
+        known, codes, runs = measurements(), dict[str, dict[str, JSON]](), []
         installed = versions(("gguf", "peft"))  # of all packages that runs can name
         for path in sorted(self.out.iterdir()) if self.out.is_dir() else []:
             config = read_object(path / CONFIG) if (path / COMPLETE).is_file() else None
-            made = known.get(str(config.get("measurement"))) if config is not None else None
-            if config is None or made is None:
+            measurement = known.get(str(config.get("measurement"))) if config is not None else None
+            if config is None or measurement is None:
                 continue
-            if made.name not in codes:
-                codes[made.name] = code_identity(made)
-            if is_current(config, made, codes[made.name], installed):
+            if measurement.name not in codes:
+                codes[measurement.name] = code_identity(measurement)
+            if is_current(config, measurement, codes[measurement.name], installed):
                 ended = (read_object(path / PROVENANCE) or {}).get("finished")
-                found.append((str(ended), path, config))
-        return [(path, config) for _, path, config in sorted(found, key=lambda one: one[0], reverse=True)]
+                runs.append((str(ended), path, config))
+        return [(path, config) for _, path, config in sorted(runs, key=lambda run: run[0], reverse=True)]
 
 
 def _key(request: Request) -> str | None:

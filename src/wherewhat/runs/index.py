@@ -82,14 +82,14 @@ def run_facts(name: str, config: Mapping[str, Any], provenance: Mapping[str, Any
 
 def training_step(checkpoint: str) -> int | None:
     """Return the step in the name of a checkpoint: 1000 in ``step1000``, ``checkpoint-1000`` or ``global_step1k``."""
-    found = _CHECKPOINT.match(PurePosixPath(checkpoint).name)
-    return None if found is None else _integer(int(found[1]) * _FACTORS[found[2].lower()])
+    match = _CHECKPOINT.match(PurePosixPath(checkpoint).name)
+    return None if match is None else _integer(int(match[1]) * _FACTORS[match[2].lower()])
 
 
 def stated_size(model: str) -> int | None:
     """Return the number of parameters in a model's name: 160,000,000 in ``pythia-160m``."""
-    found = _SIZE.search(model)
-    return None if found is None else _integer(round(float(found[1]) * _FACTORS[found[2].lower()]))
+    match = _SIZE.search(model)
+    return None if match is None else _integer(round(float(match[1]) * _FACTORS[match[2].lower()]))
 
 
 def _model(config: Mapping[str, Any], extra: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -139,8 +139,8 @@ def open_index(address: str) -> Indexed:
     new = [name for name in stamps if name not in same]
     if known is not None and not new and len(same) == len(old):
         return Indexed(known)
-    found, unreadable = _condense(place, new, stamps)
-    table = found if known is None else pl.concat([known.filter(pl.col("run").is_in(same)).collect(), found])
+    rows, unreadable = _condense(place, new, stamps)
+    table = rows if known is None else pl.concat([known.filter(pl.col("run").is_in(same)).collect(), rows])
     _write(place, table)
     return Indexed(table.lazy(), unreadable)
 
@@ -157,14 +157,14 @@ def schema() -> dict[str, Any]:
 def _finished(place: Place) -> dict[str, str]:
     """Return finished runs by name, with a stamp that changes when one is written again."""
     if isinstance(place, Folder):
-        found = {}
+        stamps = {}
         for name in place.names(""):
             try:
                 seal = (place.path / name / COMPLETE).stat()
             except OSError:
                 continue  # an unfinished run, or no run at all
-            found[name] = f"{seal.st_mtime_ns}-{seal.st_size}-{_VERSION}"
-        return found
+            stamps[name] = f"{seal.st_mtime_ns}-{seal.st_size}-{_VERSION}"
+        return stamps
     names = [name for name in place.names("") if name not in (INDEX, "sweeps")]
     # The name ends in the hash of the configuration, so a finished run does not change.
     return {path.rpartition("/")[0]: _VERSION for path in place.read_many(f"{name}/{COMPLETE}" for name in names)}
@@ -204,10 +204,10 @@ def _condense(place: Place, names: Sequence[str], stamps: dict[str, str]) -> tup
     tables = [pl.DataFrame(schema=schema())]
     unreadable: dict[str, str] = {}
     for start in range(0, len(names), _OPENED_TOGETHER):
-        some = names[start : start + _OPENED_TOGETHER]
-        facts = _facts(place, some, unreadable)
+        batch = names[start : start + _OPENED_TOGETHER]
+        facts = _facts(place, batch, unreadable)
         values = _values(place, list(facts), unreadable)
-        rows = [{**found, "stamp": stamps[name]} for name, found in facts.items()]
+        rows = [{**row, "stamp": stamps[name]} for name, row in facts.items()]
         described = pl.DataFrame(rows, schema={name: schema()[name] for name in (*FACTS, "stamp")})
         tables.append(described.join(values, on="run").select(list(schema())))
     return pl.concat(tables), unreadable
@@ -215,19 +215,19 @@ def _condense(place: Place, names: Sequence[str], stamps: dict[str, str]) -> tup
 
 def _facts(place: Place, names: Sequence[str], unreadable: dict[str, str]) -> dict[str, dict[str, Any]]:
     contents = place.read_many(f"{name}/{file}" for name in names for file in (COMPLETE, CONFIG, PROVENANCE))
-    found = {}
+    facts = {}
     for name in names:
         seal, config, provenance = (
             parse_object(contents.get(f"{name}/{file}", b"")) for file in (COMPLETE, CONFIG, PROVENANCE)
         )
         if (seal or {}).get("schema") != SCHEMA_VERSION:
-            made = f"schema version {(seal or {}).get('schema')}, not {SCHEMA_VERSION}"
-            unreadable[name] = f"it was written by another version of wherewhat ({made}): run its command again"
+            version = f"schema version {(seal or {}).get('schema')}, not {SCHEMA_VERSION}"
+            unreadable[name] = f"it was written by another version of wherewhat ({version}): run its command again"
         elif config is None or provenance is None:
             unreadable[name] = f"{CONFIG if config is None else PROVENANCE} is missing or damaged"
         elif "measurement" in config:  # other runs, such as trainings of the laboratory, have no score table
-            found[name] = run_facts(name, config, provenance)
-    return found
+            facts[name] = run_facts(name, config, provenance)
+    return facts
 
 
 def _values(place: Place, names: Sequence[str], unreadable: dict[str, str]) -> pl.DataFrame:

@@ -99,12 +99,12 @@ class Records:
         """Return the records in a table."""
         if _STEPS not in table:
             raise StoreError("the table holds no records of a training: it has no steps")
-        scores = {name: one for name, one in table.items() if name != _STEPS and one.axes[:1] == ("step",)}
+        scores = {name: column for name, column in table.items() if name != _STEPS and column.axes[:1] == ("step",)}
         return cls(
             table[_STEPS].values,
-            {name: one.values for name, one in scores.items()},
-            {name: one.axes[1:] for name, one in scores.items()},
-            {name: one for name, one in table.items() if name not in scores and name != _STEPS},
+            {name: column.values for name, column in scores.items()},
+            {name: column.axes[1:] for name, column in scores.items()},
+            {name: column for name, column in table.items() if name not in scores and name != _STEPS},
         )
 
     def write(self, path: Path) -> None:
@@ -150,12 +150,12 @@ class Recorder:
         self.records = Records(constants=constants or {})
         self.seconds_by_step: dict[int, float] = {}
         if path is not None and path.exists():
-            found = Records.read(path)
-            if not _equal(found.constants, self.records.constants):
+            records = Records.read(path)
+            if not _equal(records.constants, self.records.constants):
                 raise ConfigError(
                     f"{path} holds records of another training or of other inputs: choose another file, or remove it"
                 )
-            self.records = found
+            self.records = records
 
     def __call__(self, step: int, model: nn.Module) -> None:
         """Record ``model`` after ``step`` steps."""
@@ -164,8 +164,8 @@ class Recorder:
         synchronize(model)  # so that pending training kernels do not count as time for recording
         started = time.perf_counter()
         with torch.no_grad():
-            found = self._score(model)
-        self.records = self.records.joined(step, found, self._axes)
+            scores = self._score(model)
+        self.records = self.records.joined(step, scores, self._axes)
         if self._path is not None:
             self.records.write(self._path)
         self.seconds_by_step[step] = time.perf_counter() - started
@@ -242,8 +242,8 @@ def _curves(file: ProfileFile, document: str | None) -> TensorTable:
     return stored_scores(None, file).get(document, Scores()).curves
 
 
-def _equal(one: TensorTable, other: TensorTable) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name].values, other[name].values) for name in one)
+def _equal(table: TensorTable, other: TensorTable) -> bool:
+    return table.keys() == other.keys() and all(torch.equal(table[name].values, other[name].values) for name in table)
 
 
 TRAINING = "training"
@@ -294,11 +294,11 @@ class CurvePanel:
             "range": UNIT if self.unit else None,
             "series": [
                 {
-                    "name": one.name,
-                    **{name: None if (curve := getattr(one, name)) is None else numbers(curve) for name in bounds},
-                    "shape": "hv" if one.steps else "linear",
+                    "name": series.name,
+                    **{name: None if (curve := getattr(series, name)) is None else numbers(curve) for name in bounds},
+                    "shape": "hv" if series.steps else "linear",
                 }
-                for one in self.series
+                for series in self.series
             ],
         }
 
@@ -356,7 +356,7 @@ class TrainingRun:
 
     def main_metrics(self) -> dict[str, list[tuple[str, str]]]:
         """Return names and titles of the main metrics of each measurement that the records hold."""
-        found = {}
+        main = {}
         for measurement in self._measured():
             declared = measurements().get(measurement)
             prefix = f"{measurement}."
@@ -365,8 +365,8 @@ class TrainingRun:
                 known = [(f"{prefix}{metric.name}", metric.title) for metric in numbers]
             else:  # of a package that is not installed: the names are all that is known
                 known = [(name, name.removeprefix(prefix)) for name in self.records.values if name.startswith(prefix)]
-            found[measurement] = [one for one in known if one[0] in self.records.values][:MAIN_METRICS]
-        return {measurement: metrics for measurement, metrics in found.items() if metrics}
+            main[measurement] = [metric for metric in known if metric[0] in self.records.values][:MAIN_METRICS]
+        return {measurement: metrics for measurement, metrics in main.items() if metrics}
 
     def last(self) -> dict[str, float]:
         """Return the main metrics of the last record by names such as ``axes/r``: means over heads, where defined."""
@@ -406,15 +406,15 @@ class TrainingRun:
 
     def panels(self) -> list[CurvePanel]:
         """Return one panel of curves per measurement, with its main metrics."""
-        found = []
+        panels = []
         for measurement, metrics in self.main_metrics().items():
             series = []
             for name, title in metrics:
                 values, shown = self.records.values[name], f"{measurement}: {title}"
                 series.append(Series(shown, values.double()) if values.ndim == 1 else spread_over_heads(shown, values))
-            defined = torch.cat([one.mean for one in series]).nan_to_num(0.5)
-            found.append(CurvePanel(measurement, series, unit=bool(((defined >= 0) & (defined <= 1)).all())))
-        return found
+            defined = torch.cat([curve.mean for curve in series]).nan_to_num(0.5)
+            panels.append(CurvePanel(measurement, series, unit=bool(((defined >= 0) & (defined <= 1)).all())))
+        return panels
 
     def plot(self) -> Figure:
         """Return a Plotly figure of the main metrics by step; bands are quartiles over heads."""

@@ -150,8 +150,8 @@ def given_options(request: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]
         if "help" not in known.metadata or known.name in leave_out or value == known.default:
             continue
         name = f"--{known.name.replace('_', '-')}"
-        for one in value if isinstance(value, tuple) else (value,):
-            words += [name] if one is True else [name, str(one)]
+        for item in value if isinstance(value, tuple) else (value,):
+            words += [name] if item is True else [name, str(item)]
     return words
 
 
@@ -165,9 +165,9 @@ def _names(text: Any) -> Any:
     listed = (text,) if isinstance(text, str | os.PathLike) else tuple(text) if isinstance(text, list) else text
     if not isinstance(listed, tuple):
         return listed
-    if any(isinstance(one, Document) for one in listed):
+    if any(isinstance(entry, Document) for entry in listed):
         raise ConfigError("text holds a Document, but names files or folders: give documents and strings as texts")
-    return tuple(os.fspath(one) if isinstance(one, os.PathLike) else one for one in listed)
+    return tuple(os.fspath(entry) if isinstance(entry, os.PathLike) else entry for entry in listed)
 
 
 @checked(model=model_request, text=_names, texts=documents_of)
@@ -376,10 +376,10 @@ def model_inputs(
         named = [(p.name, p) for p in make_prompts(request.prompts, tokenizer, tokens=tokens, count=count, seed=seed)]
     else:
         named = [
-            (f"{made.name}-{number}", prompt)
-            for made in measurement.prompts(config)
+            (f"{prompt_set.name}-{number}", prompt)
+            for prompt_set in measurement.prompts(config)
             for number, prompt in enumerate(
-                make_prompts(made.kind, tokenizer, count=made.count, seed=seed, **made.options), 1
+                make_prompts(prompt_set.kind, tokenizer, count=prompt_set.count, seed=seed, **prompt_set.options), 1
             )
         ]
     for _, prompt in named:
@@ -478,11 +478,11 @@ def _spans(loaded: LoadedModel, text: str, ids: Tensor) -> Spans:
     prefix = len(loaded.prefix)
     if not getattr(loaded.tokenizer, "is_fast", False):
         return Spans()
-    made = loaded.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    encoding = loaded.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     count = len(ids) - prefix
-    if list(made["input_ids"][:count]) != ids[prefix:].tolist():
+    if list(encoding["input_ids"][:count]) != ids[prefix:].tolist():
         return Spans()
-    tokens, characters = find_words(text, made["offset_mapping"][:count])
+    tokens, characters = find_words(text, encoding["offset_mapping"][:count])
     # A word cut off by the end of the text is left out.
     if tokens and tokens[-1][1] == count and text[characters[-1][1] :][:1].strip():
         tokens, characters = tokens[:-1], characters[:-1]
@@ -516,14 +516,14 @@ def find_words(text: str, offsets: list[tuple[int, int]]) -> tuple[list[tuple[in
 
 def find_sentences(words: Ranges, texts: list[str]) -> Ranges:
     """Return whole sentences as spans of tokens, from the spans ``(start, end)`` and texts of words."""
-    found = []
+    sentences = []
     start: int | None = None
     for (first, end), word in zip(words, texts, strict=True):
         start = first if start is None else start
         if _ENDS.search(word) and not _ABBREVIATED.search(word):
-            found.append((start, end))
+            sentences.append((start, end))
             start = None
-    return tuple(found)
+    return tuple(sentences)
 
 
 def transpose_letters(word: str, chooser: random.Random) -> str | None:
@@ -549,7 +549,7 @@ def _respellings(
     def encode(piece: str) -> tuple[int, ...]:
         return tuple(loaded.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
 
-    found: list[tuple[int, ...]] = []
+    respellings: list[tuple[int, ...]] = []
     for (first, end), (start, stop) in zip(words, characters, strict=True):
         changed = transpose_letters(text[start:stop], chooser)
         spelled: tuple[int, ...] = ()
@@ -559,5 +559,5 @@ def _respellings(
                 spelled = encode(lead + changed)
                 break
         usable = bool(spelled) and max(spelled) < rows and unknown not in spelled
-        found.append(spelled if usable else ())
-    return tuple(found)
+        respellings.append(spelled if usable else ())
+    return tuple(respellings)

@@ -79,11 +79,11 @@ class Numbers:
 
     def by_layer(self) -> dict[int, list[float]]:
         """Return the means of each layer, one per document that has it."""
-        found: dict[int, list[float]] = {}
+        means: dict[int, list[float]] = {}
         for (_, layer), mean in self._means(self.document, self.layer):
             if layer != MODEL:
-                found.setdefault(layer, []).append(mean)
-        return dict(sorted(found.items()))
+                means.setdefault(layer, []).append(mean)
+        return dict(sorted(means.items()))
 
     def _means(self, *keys: NDArray[np.int64]) -> Iterator[tuple[tuple[int, ...], float]]:
         """Yield means over neighbours with the same keys; rows are sorted by document and layer."""
@@ -235,8 +235,8 @@ class StoredRun:
         """Return a metric of the model as a whole by document; undefined values are left out."""
         if metric not in self.numbers:
             return {}
-        found = self.numbers[metric].of_documents.defined
-        return cast("dict[str, float]", found.where(found.layer == MODEL).by_document())
+        numbers = self.numbers[metric].of_documents.defined
+        return cast("dict[str, float]", numbers.where(numbers.layer == MODEL).by_document())
 
     @cached_property
     def profiles(self) -> ProfileFile:
@@ -254,15 +254,15 @@ class StoredRun:
 
     def without_each(self, metric: str) -> dict[str, float]:
         """Return a metric of all documents together, mean over heads, without each of them; empty if not stored."""
-        found = self.profiles.get(profile_name(None, MODEL, without(metric)))
-        return {} if found is None else dict(zip(self.documents, found.tolist(), strict=True))
+        profile = self.profiles.get(profile_name(None, MODEL, without(metric)))
+        return {} if profile is None else dict(zip(self.documents, profile.tolist(), strict=True))
 
     @cached_property
     def categories(self) -> Mapping[str, tuple[str, ...]]:
         """Names of the codes of each metric that is a category, which is never averaged."""
         declared = declared_metrics(self.measurement, self.config)
-        found = {name: declaration(name, declared) for name in (*categories_of(self.measurement), *self.numbers)}
-        return {name: metric.categories for name, metric in found.items() if metric is not None and metric.categories}
+        metrics = {name: declaration(name, declared) for name in (*categories_of(self.measurement), *self.numbers)}
+        return {name: metric.categories for name, metric in metrics.items() if metric is not None and metric.categories}
 
     def document_means(self, metric: str) -> dict[str, float]:
         """Return a metric of each document that has it, averaged over heads and layers."""
@@ -279,9 +279,10 @@ class StoredRun:
 
     def head_values(self, metric: str) -> dict[tuple[int, int], list[float]]:
         """Return the values of all documents by layer and head; undefined ones are left out."""
-        found = self.numbers[metric].of_heads.defined
+        numbers = self.numbers[metric].of_heads.defined
+        listed = (numbers.layer.tolist(), numbers.head.tolist(), numbers.value.tolist())
         values: dict[tuple[int, int], list[float]] = {}
-        for layer, head, value in zip(found.layer.tolist(), found.head.tolist(), found.value.tolist(), strict=True):
+        for layer, head, value in zip(*listed, strict=True):
             values.setdefault((layer, head), []).append(value)
         return values
 
@@ -291,10 +292,10 @@ class StoredRun:
             return {}
         numbers = self.numbers[metric].of_heads.of_documents.defined
         listed = (numbers.layer.tolist(), numbers.head.tolist(), numbers.document.tolist(), numbers.value.tolist())
-        found: dict[tuple[int, int], dict[str, float]] = {}
+        values: dict[tuple[int, int], dict[str, float]] = {}
         for layer, head, document, value in zip(*listed, strict=True):
-            found.setdefault((layer, head), {})[str(numbers.documents[document])] = value
-        return found
+            values.setdefault((layer, head), {})[str(numbers.documents[document])] = value
+        return values
 
     def head_means(self, metric: str) -> Heads:
         """Return the mean over documents of every head by layer; of a category the commonest."""
@@ -306,14 +307,14 @@ class StoredRun:
                 layer: [commonest(values.get((layer, head), [])) for head in range(size)]
                 for layer, size in sorted(sizes.items())
             }
-        found: Heads = {}
+        means: Heads = {}
         for layer in sorted(set(numbers.layer.tolist())):
             here = numbers.where(numbers.layer == layer)
             size, known = 1 + int(here.head.max()), here.defined
             sums, counts = (np.bincount(known.head, weights, size) for weights in (known.value, None))
             listed = zip(sums.tolist(), counts.tolist(), strict=True)
-            found[layer] = [value / count if count else None for value, count in listed]
-        return found
+            means[layer] = [value / count if count else None for value, count in listed]
+        return means
 
     def labels(self, metric: str) -> dict[tuple[int, int], int]:
         """Return the code of each head's category, over all documents together where there are several.
@@ -321,7 +322,7 @@ class StoredRun:
         Undefined ones are left out.
         """
         names = (name for name in (f"{metric}_together", metric) if name in self.numbers)
-        values = next((found for name in names if (found := self.head_values(name))), {})
+        values = next((by_head for name in names if (by_head := self.head_values(name))), {})
         return {place: int(listed[0]) for place, listed in values.items() if listed[0] >= 0}
 
     @cached_property
@@ -329,7 +330,7 @@ class StoredRun:
         """A summary of each metric that the run holds."""
         defined = {name: numbers.defined for name, numbers in self.numbers.items()}
         defined = {name: numbers for name, numbers in defined.items() if len(numbers.value)}
-        pooled, found = self._pooled(), []
+        pooled, summaries = self._pooled(), []
         for metric in self.metrics:
             if metric.name not in defined:
                 continue
@@ -337,24 +338,24 @@ class StoredRun:
             if metric.categories:
                 for share, values in _shares(metric, numbers):
                     kinds = _by_kind(values, None, self.kinds)
-                    found.append(_summary(share, values, None, {}, len(self.documents), kinds))
+                    summaries.append(_summary(share, values, None, {}, len(self.documents), kinds))
                 continue
             control = defined.get(metric.control or "")
             kinds = _by_kind(numbers, pooled.get(metric.name), self.kinds)
             summary = _summary(metric, numbers, control, self._together(metric), len(self.documents), kinds)
-            found.append(replace(summary, counts=self._counts(metric)))
-        return found
+            summaries.append(replace(summary, counts=self._counts(metric)))
+        return summaries
 
     def _together(self, metric: Metric) -> dict[str, dict[int, float]]:
         """Return error and bounds of a metric of all documents together by name and layer."""
-        found = {}
+        by_name = {}
         for name in (metric.error, *(metric.bounds or ())):
             if name in self.numbers:
                 numbers = self.numbers[name].defined
                 together = numbers.document == len(numbers.documents) - 1
                 whole = numbers.where(together & (numbers.head == MODEL))
-                found[name] = dict(zip(whole.layer.tolist(), whole.value.tolist(), strict=True))
-        return found
+                by_name[name] = dict(zip(whole.layer.tolist(), whole.value.tolist(), strict=True))
+        return by_name
 
     def _counts(self, metric: Metric) -> dict[str, HeadCount]:
         """Count the heads with the label of a metric."""
@@ -364,27 +365,27 @@ class StoredRun:
         labels, code = self.labels(name), self.categories[name].index(label)
         numbers = self.numbers[name].of_heads.of_documents
         having = numbers.where(numbers.value == code)
-        found = {}
+        head_counts = {}
         for kind, layers in {"": sorted({layer for layer, _ in labels}), **self.kinds}.items():
             codes = [x for (layer, _), x in labels.items() if layer in layers]
             if codes:
                 inside = having.document[np.isin(having.layer, layers)]
                 counts = {str(numbers.documents[d]): int((inside == d).sum()) for d in set(numbers.document)}
                 single = tuple(counts.get(document, 0) for document in self.documents)
-                found[kind] = HeadCount(codes.count(code), len(codes), single)
-        return found
+                head_counts[kind] = HeadCount(codes.count(code), len(codes), single)
+        return head_counts
 
     def _pooled(self) -> dict[str, dict[str, list[float]]]:
         """Scores pooled over the heads of each kind of layer, by metric and kind, one per document."""
-        found: dict[str, dict[str, list[float]]] = {}
+        pooled: dict[str, dict[str, list[float]]] = {}
         if not defines(self.measurement, "pooled") or not self.kinds:
-            return found
+            return pooled
         for document, scores in stored_scores(self.directory.scores()).items():
             for kind, listed in self.kinds.items() if document is not None else ():
                 numbers = self.measurement.pooled([layer for layer in scores.layers if layer.layer in listed])
                 for metric, value in numbers.items():
-                    found.setdefault(metric, {}).setdefault(kind, []).append(value)
-        return found
+                    pooled.setdefault(metric, {}).setdefault(kind, []).append(value)
+        return pooled
 
 
 def commonest(codes: Sequence[float]) -> float | None:
@@ -419,8 +420,8 @@ def _by_kind(numbers: Numbers, pooled: Mapping[str, Sequence[float]] | None, kin
     """Mean of each kind's layers per document, with intervals over documents; kinds without numbers are left out."""
     if pooled is not None:
         return {kind: interval(values) for kind, values in pooled.items()}
-    found = {kind: numbers.where(np.isin(numbers.layer, layers)).by_document() for kind, layers in kinds.items()}
-    return {kind: interval(list(values.values())) for kind, values in found.items() if values}
+    means = {kind: numbers.where(np.isin(numbers.layer, layers)).by_document() for kind, layers in kinds.items()}
+    return {kind: interval(list(values.values())) for kind, values in means.items() if values}
 
 
 def _summary(
@@ -437,12 +438,12 @@ def _summary(
     def between(values: Sequence[float], layer: int) -> Interval:
         """Return the interval over documents, or the stored one where documents were measured together."""
         if layer in low and layer in high:
-            found = Interval(values[0], low[layer], high[layer], count)
+            bounds = Interval(values[0], low[layer], high[layer], count)
         elif layer in errors:
-            found = around(values[0], errors[layer], count)
+            bounds = around(values[0], errors[layer], count)
         else:
-            found = wilson(values) if metric.proportion else interval(values)
-        return found.within(metric.range)
+            bounds = wilson(values) if metric.proportion else interval(values)
+        return bounds.within(metric.range)
 
     means = None if control is None else list(control.by_document().values())
     return MetricSummary(
@@ -517,8 +518,8 @@ def curve_table(runs: Mapping[str, StoredRun], name: str | None) -> pa.Table:
         raise ConfigError(f"there is no curve '{name}': {nearest(name, known)}")
     tables = []
     for run in runs.values():
-        found = [_curve(run, full) for full in run.profiles if name in (None, full.rsplit("/", 1)[1])]
-        tables.append(pa.concat_tables(found, promote_options="default") if found else pa.table({}))
+        curves = [_curve(run, full) for full in run.profiles if name in (None, full.rsplit("/", 1)[1])]
+        tables.append(pa.concat_tables(curves, promote_options="default") if curves else pa.table({}))
     return _together(runs, tables)
 
 

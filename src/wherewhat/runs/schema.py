@@ -97,19 +97,19 @@ def score_table(scores: Scores, source: Mapping[str, JSON], document: str | None
 
     codes = {name: code for code, name in enumerate(sorted(scores.names))}
     layers, heads, metrics, values = [], [], [], []
-    for one in scores:
+    for layer_scores in scores:
         # Rows of a layer are sorted by head and then metric; those of the layer as a whole come last.
-        named = sorted(one.heads)
+        named = sorted(layer_scores.heads)
         if named:
-            matrix = torch.stack([one.heads[name] for name in named], 1)
+            matrix = torch.stack([layer_scores.heads[name] for name in named], 1)
             heads.append(np.repeat(np.arange(len(matrix), dtype=np.int32), len(named)))
             metrics.append(np.tile(np.array([codes[name] for name in named], np.int32), len(matrix)))
             values.append(matrix.flatten().numpy())
-        whole = sorted(one.whole)
+        whole = sorted(layer_scores.whole)
         heads.append(np.full(len(whole), MODEL, np.int32))
         metrics.append(np.array([codes[name] for name in whole], np.int32))
-        values.append(np.array([one.whole[name] for name in whole], np.float64))
-        layers.append(np.full(len(whole) + (len(matrix) * len(named) if named else 0), one.layer, np.int32))
+        values.append(np.array([layer_scores.whole[name] for name in whole], np.float64))
+        layers.append(np.full(len(whole) + (len(matrix) * len(named) if named else 0), layer_scores.layer, np.int32))
     layer, head, metric, value = map(np.concatenate, (layers, heads, metrics, values))
     shared = {**source, "document": document}
     columns = {
@@ -145,13 +145,13 @@ def _categories(metrics: Mapping[str, Metric], codes: Mapping[str, int], metric:
     import numpy as np
 
     names: list[str | None] = [None]
-    found = np.zeros(len(value), np.int64)
+    indices = np.zeros(len(value), np.int64)
     for name, code in codes.items():
         if categories := metrics[name].categories:
             rows = (metric == code) & (value >= 0)
-            found[rows] = len(names) + value[rows].astype(np.int64)
+            indices[rows] = len(names) + value[rows].astype(np.int64)
             names += categories
-    return _encoded(found, names)
+    return _encoded(indices, names)
 
 
 def _constant(value: JSON, column: StoredColumn, count: int) -> pa.Array:
@@ -189,23 +189,23 @@ def _ranks(column: pa.Array) -> Any:
     if pa.types.is_dictionary(column.type):
         words = column.dictionary.to_pylist()
         ranks = {word: rank for rank, word in enumerate(sorted(words))}
-        found = np.array([*(ranks[word] for word in words), len(words)])
-        return found[pc.fill_null(column.indices, len(words)).to_numpy()]
+        order = np.array([*(ranks[word] for word in words), len(words)])
+        return order[pc.fill_null(column.indices, len(words)).to_numpy()]
     return pc.fill_null(column, pa.scalar(np.iinfo(np.int32).max, column.type)).to_numpy()
 
 
 def stored_scores(table: pa.Table | None, profiles: ProfileFile | None = None) -> dict[str | None, Scores]:
     """Return the scores of a sorted table by document, and curves if given; undefined values are NaN."""
-    found = {} if table is None else _stored_numbers(table)
+    by_document = {} if table is None else _stored_numbers(table)
     for title, curves in ({} if profiles is None else profiles.columns()).items():
-        layers = found.setdefault(title, {})
+        layers = by_document.setdefault(title, {})
         for index, named in curves.items():
             layers[index] = replace(layers.get(index, Scores(layer=index)), curves=named)
     return {
         title: replace(
             layers.get(MODEL, Scores()), layers=[layers[index] for index in sorted(layers) if index != MODEL]
         )
-        for title, layers in found.items()
+        for title, layers in by_document.items()
     }
 
 
@@ -255,21 +255,21 @@ def _stored_numbers(table: pa.Table) -> dict[str | None, dict[int, Scores]]:
     # Rows of one layer of one document, and of its heads or of itself, are neighbours.
     group = np.stack([document, layer, head == MODEL])
     starts = np.flatnonzero((group[:, 1:] != group[:, :-1]).any(0)) + 1
-    found: dict[str | None, dict[int, Scores]] = {}
+    by_document: dict[str | None, dict[int, Scores]] = {}
     for rows in map(slice, [0, *starts] if len(value) else [], [*starts, len(value)]):
-        layers, index = found.setdefault(titles[document[rows.start]], {}), int(layer[rows.start])
-        one = layers.get(index, Scores(layer=index))
+        layers, index = by_document.setdefault(titles[document[rows.start]], {}), int(layer[rows.start])
+        layer_scores = layers.get(index, Scores(layer=index))
         if head[rows.start] == MODEL:
             whole = dict(zip([names[code] for code in metric[rows]], value[rows].tolist(), strict=True))
-            layers[index] = replace(one, whole=whole)
+            layers[index] = replace(layer_scores, whole=whole)
             continue
         count = int(head[rows][-1]) + 1
         codes = metric[rows].reshape(count, -1) if not len(metric[rows]) % count else metric[rows][:, None]
         if len(codes) != count or (codes != codes[0]).any():
             raise StoreError(f"layer {index} has other metrics for some of its {count} heads: run the command again")
         columns = torch.from_numpy(value[rows].reshape(count, -1).T.copy()).unbind()
-        layers[index] = replace(one, heads=dict(zip((names[code] for code in codes[0]), columns, strict=True)))
-    return found
+        layers[index] = replace(layer_scores, heads=dict(zip((names[code] for code in codes[0]), columns, strict=True)))
+    return by_document
 
 
 def encode_scores(table: pa.Table) -> bytes:
@@ -331,7 +331,7 @@ def profile_name(document: str | None, layer: int, curve: str) -> str:
 
 def score_profiles(scores: Scores, document: str | None) -> dict[str, Column]:
     """Return the curves of one document by the names under which they are stored."""
-    return {profile_name(document, one.layer, name): curve for one in scores for name, curve in one.curves.items()}
+    return {profile_name(document, part.layer, name): curve for part in scores for name, curve in part.curves.items()}
 
 
 def write_profiles(path: Path, profiles: Mapping[str, Column]) -> None:
@@ -407,13 +407,13 @@ class ProfileFile(Mapping[str, "Tensor"]):
 
     def columns(self) -> dict[str | None, dict[int, dict[str, Column]]]:
         """Return all curves by document, layer and name; the model as a whole is the layer :data:`MODEL`."""
-        found: dict[str | None, dict[int, dict[str, Column]]] = {}
+        by_document: dict[str | None, dict[int, dict[str, Column]]] = {}
         for full, values in self.items():
             document, layer, name = full.rsplit("/", 2)
-            layers = found.setdefault(None if document == "-" else document, {})
+            layers = by_document.setdefault(None if document == "-" else document, {})
             curves = layers.setdefault(MODEL if layer == "-" else int(layer), {})
             curves[name] = Column(values, self.axes(full))
-        return found
+        return by_document
 
     @cached_property
     def _file(self) -> Any:

@@ -90,10 +90,10 @@ class Remote:
         with _as_store_error(self.address):
             self._system.invalidate_cache(self._path(folder))
             try:
-                found = self._system.ls(self._path(folder), detail=False)
+                paths = self._system.ls(self._path(folder), detail=False)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-        names = {PurePosixPath(path.rstrip("/")).name for path in found} - {PurePosixPath(folder).name}
+        names = {PurePosixPath(path.rstrip("/")).name for path in paths} - {PurePosixPath(folder).name}
         return sorted(name for name in names if not name.startswith(_PREFIX))
 
     def read(self, name: str) -> bytes | None:
@@ -106,8 +106,8 @@ class Remote:
         if not paths:
             return {}
         with _as_store_error(self.address):
-            found = self._system.cat(list(paths), on_error="return", recursive=False)
-            contents = found if isinstance(found, dict) else {next(iter(paths)): found}
+            response = self._system.cat(list(paths), on_error="return", recursive=False)
+            contents = response if isinstance(response, dict) else {next(iter(paths)): response}
             by_name = {paths[self._own(path)]: content for path, content in contents.items()}
             for content in by_name.values():
                 if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):

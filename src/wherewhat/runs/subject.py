@@ -118,10 +118,10 @@ def _block(model: nn.Module, proof: Proof, layer: int) -> nn.Module:
         known = sorted(plan.layer for plan in proof.layout.layers)
         raise ConfigError(f"there is no layer {layer} with attention: choose one from {known[0]} to {known[-1]}")
     name = plans[0].name
-    found = re.match(r"(.*\.\d+)\.", name)
-    if found is None or sum(plan.name == name for plan in proof.layout.layers) > 1:
+    match = re.match(r"(.*\.\d+)\.", name)
+    if match is None or sum(plan.name == name for plan in proof.layout.layers) > 1:
         raise CaptureError(f"{name} is not in its own block: its input cannot be reordered")
-    return model.get_submodule(found[1])
+    return model.get_submodule(match[1])
 
 
 def _permuting(layer: int, order: Tensor) -> Any:
@@ -174,8 +174,8 @@ def continued(
     ids = ids.to(input_device(model))
     run = _Run(model, proof, ids, positions, orders or {})
     with torch.no_grad(), computing(model, positions):
-        found = run.together(continuations) if shared else [run.alone(one) for one in continuations]
-    return torch.stack([x for x, _ in found]), torch.stack([x for _, x in found])
+        scores = run.together(continuations) if shared else [run.alone(tokens) for tokens in continuations]
+    return torch.stack([x for x, _ in scores]), torch.stack([x for _, x in scores])
 
 
 class _Run:
@@ -188,27 +188,29 @@ class _Run:
         self.n = ids.shape[1]
 
     def together(self, continuations: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
-        longer = [one for one in continuations if len(one) > 1]
+        longer = [tokens for tokens in continuations if len(tokens) > 1]
         output = self._pass(self.ids, keep=1, use_cache=bool(longer))
         first = output.logits[0, -1:]
         cache = getattr(output, "past_key_values", None)
         if longer and not _keeps_all(cache, self.n):
-            return [scored(first, one) if len(one) == 1 else self.alone(one) for one in continuations]
+            return [scored(first, tokens) if len(tokens) == 1 else self.alone(tokens) for tokens in continuations]
         after = iter(self._after(cache, longer) if longer else ())
-        return [scored(torch.cat([first, next(after)]) if len(one) > 1 else first, one) for one in continuations]
+        return [
+            scored(torch.cat([first, next(after)]) if len(tokens) > 1 else first, tokens) for tokens in continuations
+        ]
 
     def _after(self, cache: Any, continuations: Sequence[Sequence[int]]) -> Tensor:
         """Return the logits after the tokens of continuations ``(continuations, longest - 1, vocabulary)``."""
         count = max(map(len, continuations)) - 1
         # Padding follows all tokens that are scored, so the causal mask hides it.
-        rows = [[*one[:-1], *[0] * (count + 1 - len(one))] for one in continuations]
+        rows = [[*continuation[:-1], *[0] * (count + 1 - len(continuation))] for continuation in continuations]
         tokens = torch.tensor(rows, device=self.ids.device)
         cache.batch_repeat_interleave(len(rows))
-        given: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         if self.positions is not None:
-            given = placed(self.model, tokens, self.positions[self.n : self.n + count])
-            given["attention_mask"] = tokens.new_ones(len(rows), self.n + count)
-        logits: Tensor = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **given).logits
+            arguments = placed(self.model, tokens, self.positions[self.n : self.n + count])
+            arguments["attention_mask"] = tokens.new_ones(len(rows), self.n + count)
+        logits: Tensor = self.model(input_ids=tokens, past_key_values=cache, use_cache=True, **arguments).logits
         return logits
 
     def alone(self, continuation: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -218,13 +220,13 @@ class _Run:
 
     def _pass(self, ids: Tensor, *, keep: int, use_cache: bool) -> Any:
         count = ids.shape[1]
-        given: dict[str, Any] = last_logits(self.model, keep)
+        arguments: dict[str, Any] = last_logits(self.model, keep)
         if self.positions is not None:
-            given |= placed(self.model, ids, self.positions[:count])
+            arguments |= placed(self.model, ids, self.positions[:count])
         behind = torch.arange(self.n, count)
         orders = {layer: torch.cat([order.cpu(), behind]) for layer, order in self.orders.items()}
         with reordered(self.model, self.proof, orders) if orders else nullcontext():
-            return self.model(input_ids=ids, use_cache=use_cache, **given)
+            return self.model(input_ids=ids, use_cache=use_cache, **arguments)
 
 
 def scored(logits: Tensor, continuation: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -471,7 +473,7 @@ def attention(
     ids = _ids(loaded, text, tokens)
     target = None if device is None else resolve_device(device)
     copies: MaskCopies = {}
-    found: list[LayerAttention] = []
+    copied: list[LayerAttention] = []
     with evaluation(loaded.model), new_process_settings(weight_dtypes(loaded.model)):
         proof = current_proof(loaded.model)
         known = {layer.layout.layer for layer in proof.layers}
@@ -482,11 +484,11 @@ def attention(
 
         def keep(layer: LayerAttention) -> None:
             if layers is None or layer.layer in layers:
-                copied = layer.copied(device=target, memo=copies)
-                found.append(replace(copied, key_mixing=mixing.get(layer.layer)))
+                copy = layer.copied(device=target, memo=copies)
+                copied.append(replace(copy, key_mixing=mixing.get(layer.layer)))
 
         ModelSubject(loaded, proof).run(ids, keep)
-    return found
+    return copied
 
 
 def _key_mixing(model: Any, proof: Proof) -> dict[int, float]:

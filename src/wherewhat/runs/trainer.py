@@ -83,14 +83,16 @@ class TrainerCallback(TransformersCallback):  # type: ignore[misc] # transformer
             "documents": documents,
         }
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **arguments: Any) -> None:
         """Record the model before the first step."""
         self.recorder = self.run = None
-        self._handler = next((one for one in reversed(self._handlers) if self._is_called_by(one, given)), None)
+        self._handler = next(
+            (handler for handler in reversed(self._handlers) if self._is_called_by(handler, arguments)), None
+        )
         if not state.is_world_process_zero:
             return
         try:
-            self.recorder = self._start(args, state, **given)
+            self.recorder = self._start(args, state, **arguments)
         except Exception as error:  # noqa: BLE001 - training goes on, whatever cannot be recorded
             warn(error)
         else:
@@ -157,10 +159,10 @@ class TrainerCallback(TransformersCallback):  # type: ignore[misc] # transformer
             # Not handler.on_log, which would cancel the log of the loss that is due at the same step.
             self._handler.call_event("on_log", args, state, control, logs=logs)
 
-    def _is_called_by(self, handler: CallbackHandler, given: Mapping[str, Any]) -> bool:
+    def _is_called_by(self, handler: CallbackHandler, arguments: Mapping[str, Any]) -> bool:
         """Return whether a handler has this callback, and the model and optimizer that an event was given."""
-        same = all(getattr(handler, name) is given.get(name) for name in ("model", "optimizer"))
-        return same and any(one is self for one in handler.callbacks)
+        same = all(getattr(handler, name) is arguments.get(name) for name in ("model", "optimizer"))
+        return same and any(callback is self for callback in handler.callbacks)
 
 
 def _tell_callbacks() -> None:

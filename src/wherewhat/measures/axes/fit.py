@@ -380,10 +380,10 @@ def bias_options(attention: LayerAttention) -> dict[str, Any]:
         return {}
     n = attention.n
     rows = _sample(n, attention.mask.device)
-    given = attention.bias(rows)
-    assert given is not None
+    bias = attention.bias(rows)
+    assert bias is not None
     heads = attention.heads
-    values = given[0].expand(heads, len(rows), attention.m).double()
+    values = bias[0].expand(heads, len(rows), attention.m).double()
     by_key = values[:, -1]
     by_distance = by_key.flip(-1)
     distance = rows[:, None] - torch.arange(attention.m, device=rows.device)
@@ -482,12 +482,12 @@ def shared_scores(documents: Sequence[Scores]) -> Scores:
     for same in zip(*(document.layers for document in documents), strict=True):
         if any("a" not in layer.curves for layer in same):
             continue
-        found = shared_curve(
+        fit = shared_curve(
             torch.stack([layer.curves["a"].values for layer in same]),
             *(torch.stack([layer.heads[name] for layer in same]) for name in ("sse", "tss", "logit_mean")),
             n=same[0].curves["b"].values.shape[-1],
         )
-        heads = {"r_shared": found.r.mean(0), "r_shared_pooled": found.r_pooled, "r_separate": found.r_separate.mean(0)}
-        curve = Column(found.a.float(), ("head", "distance"))
+        heads = {"r_shared": fit.r.mean(0), "r_shared_pooled": fit.r_pooled, "r_separate": fit.r_separate.mean(0)}
+        curve = Column(fit.a.float(), ("head", "distance"))
         layers.append(Scores(layer=same[0].layer, heads=heads, curves={"shared_a": curve}))
     return Scores(layers=layers)

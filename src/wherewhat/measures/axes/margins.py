@@ -88,12 +88,12 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
         sums, squares, rows, columns = triangle_margins(q, k)
         return Margins(band, sums, squares), rows, columns
     step = max(1, _SLICE.get(q.device.type, 2**24) // (groups * n * d))
-    found = []
+    margins = []
     for start in range(0, k.shape[0], step):
         some_k = k[start : start + step].to(dtype).contiguous()
         some_q = q[start * groups : (start + step) * groups].to(dtype).contiguous().view(-1, groups, n, d)
-        found.append(_centred_margins(some_q, some_k, width))
-    sums, squares, rows, columns = (torch.cat(parts) for parts in zip(*found, strict=True))
+        margins.append(_centred_margins(some_q, some_k, width))
+    sums, squares, rows, columns = (torch.cat(parts) for parts in zip(*margins, strict=True))
     return Margins(band, sums, squares), rows, columns
 
 

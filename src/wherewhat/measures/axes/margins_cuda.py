@@ -91,8 +91,8 @@ def _around(
         values = tl.where(inside, values - average[None, :] * tl.minimum(n - chunk * SIZE, SIZE), 0.0)
         through = tl.cumsum(values, 0) + earlier[None, :]
         earlier += tl.sum(values, 0)
-        found = whole[None, :] - through if AFTER else through - values
-        tl.store(around + chunk * D + d[None, :], found.to(tl.float32), mask=inside)
+        partial_sums = whole[None, :] - through if AFTER else through - values
+        tl.store(around + chunk * D + d[None, :], partial_sums.to(tl.float32), mask=inside)
 
 
 @triton.jit
@@ -215,10 +215,10 @@ def _chunks(
     gram = (kv * chunks + chunk).to(tl.int64) * (D * D) + d[:, None] * D
     total = tl.zeros((SIZE,), tl.float32)
     for first in range(0, D, SOME):  # some columns at a time: the whole matrix needs more registers than there are
-        some = first + tl.arange(0, SOME)
-        gram_high, gram_low = tl.load(high + gram + some[None, :]), tl.load(low + gram + some[None, :])
+        columns = first + tl.arange(0, SOME)
+        gram_high, gram_low = tl.load(high + gram + columns[None, :]), tl.load(low + gram + columns[None, :])
         z = _product(x_high, x_low, gram_high, gram_low, tl.zeros((SIZE, SOME), tl.float32))
-        total += tl.sum(z * _centred(q, q_strides, mean_q, row, chunk * SIZE, some, n, D, SIZE), 1)
+        total += tl.sum(z * _centred(q, q_strides, mean_q, row, chunk * SIZE, columns, n, D, SIZE), 1)
     y = _centred(k, k_strides, mean_k, kv, chunk * SIZE, d, n, D, SIZE)
     tl.store(key_terms + here, tl.sum(y * average_q[None, :], 1), mask=inside)
     later = tl.load(after + (row.to(tl.int64) * chunks + chunk) * D + d)
@@ -329,7 +329,7 @@ def _diagonals(q: Tensor, k: Tensor, mean_q: Tensor, mean_k: Tensor) -> Tensor:
         arguments: list[Any] = [torch.view_as_real(x) for x in (spectra[:count], spectra[count:], product[of_q])]
         _correlate[(-(-length // block), count)](*arguments, length, **shape, BLOCK=block, num_warps=4)
     del planes, spectra
-    found: Tensor = torch.fft.ifft(product).real
-    sums = found[..., :size].contiguous()
-    sums[:, :-1] += found[:, 1:, length - size :]  # distances below zero between parts that are one further apart
+    values: Tensor = torch.fft.ifft(product).real
+    sums = values[..., :size].contiguous()
+    sums[:, :-1] += values[:, 1:, length - size :]  # distances below zero between parts that are one further apart
     return sums.view(heads, -1)[:, :n]

@@ -317,8 +317,8 @@ def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
 
 def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     band = margins.band
-    found, terms = _triangle(band.n, band.device).solve(margins.sums, offset)
-    mean, products, explained, reach = found[0], found[1:7], found[7:14], found[14]
+    statistics, terms = _triangle(band.n, band.device).solve(margins.sums, offset)
+    mean, products, explained, reach = statistics[0], statistics[1:7], statistics[7:14], statistics[14]
     squares = margins.squares + _left_out(band.device) @ products
     return SubsetFits(
         # The least-squares fit is orthogonal to the error: SSE = total - explained.
@@ -363,13 +363,13 @@ def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
     left = [offset * (1 - _mask(band, subset)) for subset in ("", *SUBSETS)]  # what a subset does not absorb
     sums = [margins.sums + band.normal(x) for x in left]
     squares = [margins.squares + (x * (margins.sums + y)).sum(-1) for x, y in zip(left, sums, strict=True)]
-    found = _solve(band, sums[1:])
+    solutions = _solve(band, sums[1:])
     # The quadratic form itself: its error is quadratic in that of the iteration.
     sse = [
         (square - (terms * (2 * known - band.normal(terms))).sum(-1)).clamp_min(0)
-        for square, terms, known in zip(squares[1:], found, sums[1:], strict=True)
+        for square, terms, known in zip(squares[1:], solutions, sums[1:], strict=True)
     ]
-    a, b, c = band.unpack(found[-1] + offset)
+    a, b, c = band.unpack(solutions[-1] + offset)
     return SubsetFits(
         sse=torch.stack(sse), tss=squares[0].clamp_min(0), mean=mean, reach=reach, terms=(a, b + mean[:, None], c)
     )

@@ -41,7 +41,7 @@ def _expect(out, f, before, t, n):
 
 
 @triton.jit
-def _offset_means(sums, offset, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def _offset_means(sums, offset, table, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """Mean of the matrix and its offsets, one head a program."""
     head = tl.program_id(0)
     total = tl.zeros((BLOCK,), tl.float64)
@@ -50,14 +50,14 @@ def _offset_means(sums, offset, found, n, COLUMNS: tl.constexpr, BLOCK: tl.const
         offsets = _axis(offset, head, 0, t, n) + _axis(offset, head, 1, t, n) + _axis(offset, head, 2, t, n)
         total += _axis(sums, head, 0, t, n) + _weight(t, n) * offsets
     size = tl.cast(n, tl.float64)
-    tl.store(found + head * COLUMNS, tl.sum(total, 0) / (size * (size + 1) / 2))
+    tl.store(table + head * COLUMNS, tl.sum(total, 0) / (size * (size + 1) / 2))
 
 
 @triton.jit
-def _offset_sums(sums, offset, expected, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def _offset_sums(sums, offset, expected, table, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """Expectation of the offset of one axis given values of another, and its products with itself and the matrix."""
     axis, head = tl.program_id(0), tl.program_id(1)
-    shift = tl.where(axis == 1, tl.load(found + head * COLUMNS), 0.0)
+    shift = tl.where(axis == 1, tl.load(table + head * COLUMNS), 0.0)
     own = tl.zeros((BLOCK,), tl.float64)
     reach = tl.zeros((BLOCK,), tl.float64)
     total = tl.zeros((BLOCK,), tl.float64)
@@ -72,18 +72,18 @@ def _offset_sums(sums, offset, expected, found, n, COLUMNS: tl.constexpr, BLOCK:
         own += squares + 2 * o * s
         total += s
         before = _expect(here, o, before, t, n)
-    tl.store(found + head * COLUMNS + 1 + axis, tl.sum(own, 0))
-    tl.store(found + head * COLUMNS + 16 + axis, tl.sum(reach, 0))
-    tl.store(found + head * COLUMNS + 19 + axis, tl.sum(total, 0))
+    tl.store(table + head * COLUMNS + 1 + axis, tl.sum(own, 0))
+    tl.store(table + head * COLUMNS + 16 + axis, tl.sum(reach, 0))
+    tl.store(table + head * COLUMNS + 19 + axis, tl.sum(total, 0))
 
 
 @triton.jit
-def _pair_sums(sums, offset, expected, means, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def _pair_sums(sums, offset, expected, means, table, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """Sums of squares explained by one axis and by one pair of axes, see ``Triangle.explained_by_pair``."""
     pair, head = tl.program_id(0), tl.program_id(1)
-    one = tl.where(pair == 2, 1, 0)
-    two = tl.where(pair == 0, 1, 2)
-    shift = tl.where(one == 1, tl.load(found + head * COLUMNS), 0.0)
+    first = tl.where(pair == 2, 1, 0)
+    second = tl.where(pair == 0, 1, 2)
+    shift = tl.where(first == 1, tl.load(table + head * COLUMNS), 0.0)
     rows = expected + head.to(tl.int64) * (3 * n)
     left = rows + (2 - pair).to(tl.int64) * n  # the offset of the axis left out
     mean = means + (head * 3 + pair).to(tl.int64) * n
@@ -95,10 +95,10 @@ def _pair_sums(sums, offset, expected, means, found, n, COLUMNS: tl.constexpr, B
         t = start + tl.arange(0, BLOCK)
         inside = t < n
         w = _weight(t, n)
-        y = _axis(sums, head, two, t, n) / w + tl.load(left + t, mask=inside, other=0.0)
+        y = _axis(sums, head, second, t, n) / w + tl.load(left + t, mask=inside, other=0.0)
         squares += w * y * y
-        o = tl.where(inside, _axis(offset, head, one, t, n) - shift, 0.0)
-        mixed += w * o * tl.load(rows + two.to(tl.int64) * n + t, mask=inside, other=0.0)
+        o = tl.where(inside, _axis(offset, head, first, t, n) - shift, 0.0)
+        mixed += w * o * tl.load(rows + second.to(tl.int64) * n + t, mask=inside, other=0.0)
         z = _axis(sums, head, pair, t, n) / w
         z += tl.load(rows + ((pair + 1) % 3).to(tl.int64) * n + t, mask=inside, other=0.0)
         z += tl.load(rows + ((pair + 2) % 3).to(tl.int64) * n + t, mask=inside, other=0.0)
@@ -113,7 +113,7 @@ def _pair_sums(sums, offset, expected, means, found, n, COLUMNS: tl.constexpr, B
         t = start + tl.arange(0, BLOCK)
         inside = t < n
         w = _weight(t, n)
-        h = _axis(sums, head, one, t, n) / w + tl.load(left + t, mask=inside, other=0.0)
+        h = _axis(sums, head, first, t, n) / w + tl.load(left + t, mask=inside, other=0.0)
         h -= tl.load(mean + t, mask=inside, other=0.0)
         squares += w * h * h
         through = tl.cumsum(w * h, 0) + flown
@@ -128,9 +128,9 @@ def _pair_sums(sums, offset, expected, means, found, n, COLUMNS: tl.constexpr, B
     excess = flown / (size * (size + 1) / 2)
     explained = tl.sum(squares, 0) - excess * flown
     explained += tl.sum(products, 0) - 2 * excess * tl.sum(crossed, 0) + excess * excess * tl.sum(constant, 0)
-    tl.store(found + head * COLUMNS + 4 + pair, 2 * tl.sum(mixed, 0))
-    tl.store(found + head * COLUMNS + 7 + pair, tl.sum(alone, 0))
-    tl.store(found + head * COLUMNS + 10 + pair, explained)
+    tl.store(table + head * COLUMNS + 4 + pair, 2 * tl.sum(mixed, 0))
+    tl.store(table + head * COLUMNS + 7 + pair, tl.sum(alone, 0))
+    tl.store(table + head * COLUMNS + 10 + pair, explained)
 
 
 @triton.jit
@@ -141,12 +141,12 @@ def _together(sums, head, t, n):
 
 
 @triton.jit
-def _common(sums, inverse, both, common, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def _common(sums, inverse, both, common, table, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """What the three axes share, see ``Triangle.triple``: the expectation of the sum of their terms."""
     head = tl.program_id(1)
     size = tl.cast(n, tl.float64)
     pairs = size * (size + 1) / 2
-    totals = found + head * COLUMNS + 19
+    totals = table + head * COLUMNS + 19
     mean = (tl.load(totals) + tl.load(totals + 1) + tl.load(totals + 2)) / pairs
     inverse += head.to(tl.int64) * n
     both += head.to(tl.int64) * n
@@ -203,24 +203,24 @@ def _common(sums, inverse, both, common, found, n, COLUMNS: tl.constexpr, BLOCK:
 
 @triton.jit
 def _pairs_and_common(
-    sums, offset, expected, means, inverse, both, common, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+    sums, offset, expected, means, inverse, both, common, table, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """What pairs of axes explain and what all three share, at once: each alone leaves most of the GPU idle."""
     if tl.program_id(0) < 3:
-        _pair_sums(sums, offset, expected, means, found, n, COLUMNS, BLOCK)
+        _pair_sums(sums, offset, expected, means, table, n, COLUMNS, BLOCK)
     else:
-        _common(sums, inverse, both, common, found, n, COLUMNS, BLOCK)
+        _common(sums, inverse, both, common, table, n, COLUMNS, BLOCK)
 
 
 @triton.jit
 def _axis_terms(
-    sums, offset, common, parts, means, terms, found, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+    sums, offset, common, parts, means, terms, table, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Terms of one axis with its offset, laid out (3, heads, n), and their product with the matrix."""
     axis, head = tl.program_id(0), tl.program_id(1)
     size = tl.cast(n, tl.float64)
     pairs = size * (size + 1) / 2
-    totals = found + head * COLUMNS + 19
+    totals = table + head * COLUMNS + 19
     everything = (tl.load(totals) + tl.load(totals + 1) + tl.load(totals + 2)) / pairs
     common += head.to(tl.int64) * n
     row = (head * 3 + axis).to(tl.int64) * n
@@ -269,10 +269,10 @@ def _axis_terms(
         total += value
         sloped += value * (t - (size - 1) / 2)
         tl.store(term + tl.where(axis == 1, n - 1 - t, t), value, mask=t < n)
-    tl.store(found + head * COLUMNS + 13 + axis, tl.sum(whole, 0))
-    tl.store(found + head * COLUMNS + 22 + axis, tl.sum(total, 0))
+    tl.store(table + head * COLUMNS + 13 + axis, tl.sum(whole, 0))
+    tl.store(table + head * COLUMNS + 22 + axis, tl.sum(total, 0))
     if axis == 2:
-        tl.store(found + head * COLUMNS + 25, tl.sum(sloped, 0))
+        tl.store(table + head * COLUMNS + 25, tl.sum(sloped, 0))
 
 
 @triton.jit
@@ -287,24 +287,24 @@ def _clipped(x):
 
 
 @triton.jit
-def _scores(found, squares, scores, head, heads, n, COLUMNS: tl.constexpr):
+def _scores(table, squares, scores, head, heads, n, COLUMNS: tl.constexpr):
     """All scores of one head, see ``fit._scores``: vectors of no axis and the seven subsets."""
-    found += head * COLUMNS
+    table += head * COLUMNS
     size = tl.cast(n, tl.float64)
     pairs = size * (size + 1) / 2
-    mean = tl.load(found)
+    mean = tl.load(table)
     subset = tl.arange(0, 8)
     axes = tl.where(subset == 3, 4, tl.where(subset == 4, 3, subset))  # one bit for each axis
     # Products of offsets are in the order of the subsets; those of axes that a subset leaves out remain.
-    products = tl.load(found + subset, mask=(subset > 0) & (subset < 7), other=0.0)
+    products = tl.load(table + subset, mask=(subset > 0) & (subset < 7), other=0.0)
     left_out = (axes[:, None] & axes[None, :]) == 0
     remaining = tl.sum(tl.where(left_out, products[None, :], 0.0), 1)
-    explained = tl.load(found + 6 + subset, mask=(subset > 0) & (subset < 7), other=0.0)
-    three = tl.load(found + 13) + tl.load(found + 14) + tl.load(found + 15)
+    explained = tl.load(table + 6 + subset, mask=(subset > 0) & (subset < 7), other=0.0)
+    three = tl.load(table + 13) + tl.load(table + 14) + tl.load(table + 15)
     explained = tl.where(subset == 7, three, explained)
-    given = tl.load(squares + head)
-    reach = given + tl.load(found + 16) + tl.load(found + 17) + tl.load(found + 18) + mean * mean * pairs
-    sse = tl.maximum(given + remaining - explained, 0.0)
+    total = tl.load(squares + head)
+    reach = total + tl.load(table + 16) + tl.load(table + 17) + tl.load(table + 18) + mean * mean * pairs
+    sse = tl.maximum(total + remaining - explained, 0.0)
     tss, by_query, whole = _chosen(sse, 0), _chosen(sse, 2), _chosen(sse, 7)
     varies = tss > 1e-12 * tl.maximum(reach, 1e-300)
     share = _clipped(1 - sse / tl.maximum(tss, 1e-300))
@@ -325,16 +325,16 @@ def _scores(found, squares, scores, head, heads, n, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _scores_and_curves(found, squares, terms, scores, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def _scores_and_curves(table, squares, terms, scores, n, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """Scores of one head, and a block of its terms in the canonical gauge, see ``fit.canonical``."""
     axis, head, heads = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     if tl.program_id(0) == 0 and axis == 0:
-        _scores(found, squares, scores, head, heads, n, COLUMNS)
-    found += head * COLUMNS + 22
+        _scores(table, squares, scores, head, heads, n, COLUMNS)
+    table += head * COLUMNS + 22
     size = tl.cast(n, tl.float64)
     middle = (size - 1) / 2
-    mean_b, mean_c = tl.load(found + 1) / size, tl.load(found + 2) / size
-    slope = tl.load(found + 3) / (size * (size * size - 1) / 12)
+    mean_b, mean_c = tl.load(table + 1) / size, tl.load(table + 2) / size
+    slope = tl.load(table + 3) / (size * (size * size - 1) / 12)
     slope = tl.where(axis == 1, slope, -slope)
     shift = tl.where(axis == 1, -mean_b, tl.where(axis == 2, -mean_c, mean_b + mean_c + slope * middle))
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -355,16 +355,16 @@ def fit_triangle(sums: Tensor, squares: Tensor, offset: Tensor) -> tuple[Tensor,
     """
     heads, n = len(sums), sums.shape[1] // 3
     sums, offset = sums.contiguous(), offset.contiguous()
-    found = torch.empty(heads, _COLUMNS, dtype=torch.float64, device=sums.device)
+    table = torch.empty(heads, _COLUMNS, dtype=torch.float64, device=sums.device)
     scores = torch.empty(len(SCORES), heads, dtype=torch.float64, device=sums.device)
     expected, parts, means, terms, shared = torch.empty(5, heads, 3, n, dtype=torch.float64, device=sums.device)
     inverse, both, common = shared.view(3, heads, n)
     block = min(2048, max(256, triton.next_power_of_2(n)))
     shape: dict[str, Any] = {"COLUMNS": _COLUMNS, "BLOCK": block, "num_warps": max(4, block // 128)}
-    _offset_means[(heads,)](sums, offset, found, n, **shape)
-    _offset_sums[(3, heads)](sums, offset, expected, found, n, **shape)
-    _pairs_and_common[(4, heads)](sums, offset, expected, means, inverse, both, common, found, n, **shape)
-    _axis_terms[(3, heads)](sums, offset, common, parts, means, terms, found, n, **shape)
+    _offset_means[(heads,)](sums, offset, table, n, **shape)
+    _offset_sums[(3, heads)](sums, offset, expected, table, n, **shape)
+    _pairs_and_common[(4, heads)](sums, offset, expected, means, inverse, both, common, table, n, **shape)
+    _axis_terms[(3, heads)](sums, offset, common, parts, means, terms, table, n, **shape)
     shape |= {"BLOCK": 1024, "num_warps": 4}
-    _scores_and_curves[(-(-n // 1024), 3, heads)](found, squares, terms, scores, n, **shape)
+    _scores_and_curves[(-(-n // 1024), 3, heads)](table, squares, terms, scores, n, **shape)
     return scores, terms.view(3, heads, n)

@@ -101,9 +101,9 @@ class Prompt:
             raise self._wrong(f"candidate {self.correct} is not the answer")
         # Neighbours in sorted order are enough: a prefix sorts directly before what it begins.
         ordered = sorted(self.candidates)
-        for one, next_one in itertools.pairwise(ordered):
-            if next_one[: len(one)] == one:
-                raise self._wrong(f"candidate {list(one)} begins another: their scores cannot be compared")
+        for candidate, following in itertools.pairwise(ordered):
+            if following[: len(candidate)] == candidate:
+                raise self._wrong(f"candidate {list(candidate)} begins another: their scores cannot be compared")
         if not 0 <= self.answer_item < len(self.items):
             raise self._wrong(f"answer_item is {self.answer_item}, but there are {len(self.items)} items")
         item = self.items[self.answer_item]

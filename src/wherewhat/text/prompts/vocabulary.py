@@ -214,7 +214,7 @@ THINGS = _words("things.txt")
 LETTERS: tuple[str, ...] = tuple(string.ascii_lowercase)
 """Lower-case letters."""
 
-BIGRAMS: tuple[str, ...] = tuple(one + two for one in LETTERS for two in LETTERS)
+BIGRAMS: tuple[str, ...] = tuple(first + second for first in LETTERS for second in LETTERS)
 """Pairs of lower-case letters."""
 
 DIGITS: tuple[str, ...] = tuple(string.digits)
