@@ -103,11 +103,11 @@ def _write(path: Path, tensors: Mapping[str, Tensor], kind: str, header: Mapping
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of the values of tensors, in the order of their names."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(tensors):
         values: Any = tensors[name].reshape(-1).view(torch.uint8).numpy()
-        found.update(values)
-    return found.hexdigest()
+        hasher.update(values)
+    return hasher.hexdigest()
 
 
 def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -118,9 +118,9 @@ def _read(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             header: dict[str, Any] = json.loads(metadata.get("header", "{}"))
-            found = header.pop("kind", metadata.get("kind", "nothing"))  # files of earlier versions: an own entry
-            if found != kind:
-                raise LoadError(f"{path} is not a {kind[:-2]}: its kind is {found!r}")
+            file_kind = header.pop("kind", metadata.get("kind", "nothing"))  # files of earlier versions: an own entry
+            if file_kind != kind:
+                raise LoadError(f"{path} is not a {kind[:-2]}: its kind is {file_kind!r}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
         if header.pop("sha256", None) not in (None, _digest(tensors)):  # files of earlier versions have none
             raise ValueError

@@ -77,8 +77,8 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """``(batch, heads, n, d)``."""
-        found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)
-        output, sums, first_q, first_k, longest_q, longest_k, seed, offset, _ = found
+        results = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)
+        output, sums, first_q, first_k, longest_q, longest_k, seed, offset, _ = results
         ctx.save_for_backward(q, k, v, output, sums, first_q, first_k, seed, offset)
         ctx.longest, ctx.scale = (longest_q, longest_k), scale
         return output  # type: ignore[no-any-return]
@@ -110,8 +110,8 @@ def _repeatable() -> Iterator[None]:
 
 def look_up(tokens: Tensor, vectors: Tensor) -> Tensor:
     """Return vectors ``(batch, n, width)`` of ``tokens`` ``(batch, n)`` from a table ``(vocabulary, width)``."""
-    found: Tensor = _LookUp.apply(tokens, vectors)  # type: ignore[no-untyped-call]
-    return found
+    embeddings: Tensor = _LookUp.apply(tokens, vectors)  # type: ignore[no-untyped-call]
+    return embeddings
 
 
 class _LookUp(torch.autograd.Function):

@@ -87,13 +87,13 @@ def recording_steps(steps: int, count: int = 40) -> list[int]:
     """
     if count < 2 or steps < 1:
         raise ConfigError(f"{count} records of {steps} steps: give 2 records or more, of 1 step or more")
-    found: set[int] = set()
+    recorded: set[int] = set()
     points = count - 1
-    while len(found) < min(count, steps + 1):  # rounding merges points, so that more are needed
+    while len(recorded) < min(count, steps + 1):  # rounding merges points, so that more are needed
         spaced = torch.logspace(0, math.log10(steps), points, dtype=torch.float64)
-        found = {0, steps, *spaced.round().long().tolist()}
+        recorded = {0, steps, *spaced.round().long().tolist()}
         points += 1
-    return sorted(found)
+    return sorted(recorded)
 
 
 def train_language(

@@ -129,9 +129,9 @@ class LabModel(nn.Module):
     @torch.no_grad()
     def attention(self, tokens: Tensor) -> list[LayerAttention]:
         """Return every layer's attention over ``tokens`` ``(batch, n)``."""
-        found: list[LayerAttention] = []
-        self(tokens, edit_attention=found.append)
-        return found
+        layers: list[LayerAttention] = []
+        self(tokens, edit_attention=layers.append)
+        return layers
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the residual stream that enters the first layer, ``(batch, n, width)``."""

@@ -164,9 +164,9 @@ class CpuSteps(Steps):
         """Run one step."""
         parts = range(len(self._order))
         with products(self._config.arithmetic.products):
-            found = list(self._pool.map(lambda part: self._gradients(step, part), parts))
-        self.losses[step] = sum(loss for loss, _ in found)
-        list(self._pool.map(lambda part: self._sum(part, [grads for _, grads in found]), parts))
+            contributions = list(self._pool.map(lambda part: self._gradients(step, part), parts))
+        self.losses[step] = sum(loss for loss, _ in contributions)
+        list(self._pool.map(lambda part: self._sum(part, [grads for _, grads in contributions]), parts))
         self._clip_gradients()
         list(self._pool.map(lambda part: self._update(step, part), parts))
 
@@ -184,7 +184,7 @@ class CpuSteps(Steps):
     def _sum(self, part: int, grads: list[tuple[Tensor, ...]]) -> None:
         """Sum the gradients of one share of the weights."""
         for index in self._shares[part]:
-            first, *others = (found[index] for found in grads)
+            first, *others = (gradients[index] for gradients in grads)
             for other in others:
                 first += other
             self._parameters[index].grad = first

@@ -50,8 +50,8 @@ class LabSubject:
             logits: Return logits ``(batch, n, vocabulary)``.
             positions: Positions of the tokens, ``(n,)``; the causal mask does not depend on them.
         """
-        found = self._forward(ids, reducer, positions=positions, all_tokens=logits)
-        return found if logits else None
+        output = self._forward(ids, reducer, positions=positions, all_tokens=logits)
+        return output if logits else None
 
     def edited(self, ids: Tensor, editor: Editor, *, positions: Tensor | None = None) -> Tensor:
         """Return logits ``(batch, n, vocabulary)`` with attention outputs replaced by the results of ``editor``."""
@@ -139,13 +139,13 @@ class _LabBlocks(Blocks):
 
     def run(self, layer: int, hidden: Tensor) -> LayerAttention:
         """Return the attention of a layer on another stream ``(1, n, width)``."""
-        found: dict[int, LayerAttention] = {}
+        layers: dict[int, LayerAttention] = {}
         self._subject._forward(
             self._ids,
-            lambda attention: found.update({attention.layer: attention}),
+            lambda attention: layers.update({attention.layer: attention}),
             stream=lambda index, _: hidden if index == layer else None,
         )
-        return found[layer]
+        return layers[layer]
 
 
 def fold(layers: Sequence[LayerAttention], rows: slice = slice(None)) -> LayerAttention:

@@ -36,10 +36,10 @@ _NO_EFFECT = ("record_every", "save_every")
 
 def find_device(device: str) -> torch.device:
     """Return the device of a training."""
-    found = resolve_device(device)
-    if found.type not in ("cpu", "cuda"):
+    torch_device = resolve_device(device)
+    if torch_device.type not in ("cpu", "cuda"):
         raise ConfigError(f"laboratory models are not trained on {device}: use cpu or cuda")
-    return found
+    return torch_device
 
 
 def identify(model_config: LabConfig, config: Training, **data: str) -> dict[str, Any]:
@@ -50,11 +50,11 @@ def identify(model_config: LabConfig, config: Training, **data: str) -> dict[str
 
 def digest(*tensors: Tensor) -> str:
     """Return a hash of tensors and their shapes."""
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        found.update(str(tuple(tensor.shape)).encode())
-        found.update(tensor.contiguous().numpy().data)
-    return found.hexdigest()
+        hasher.update(str(tuple(tensor.shape)).encode())
+        hasher.update(tensor.contiguous().numpy().data)
+    return hasher.hexdigest()
 
 
 def run_training(
@@ -140,8 +140,8 @@ def run_training(
                     curves.add_scalar("learning_rate", rates[step], done)
                 call_record(done)
             if directory is not None and done % config.save_every == 0 and done < config.steps:
-                found = TrainState(done, threads, identity, model.state_dict(), *steps.moments())
-                save_state(found, directory / STATE_FILE)
+                snapshot = TrainState(done, threads, identity, model.state_dict(), *steps.moments())
+                save_state(snapshot, directory / STATE_FILE)
     if directory is not None:
         save_model(model, directory / MODEL_FILE, identity=identity)
         remove(directory / STATE_FILE)
@@ -176,11 +176,11 @@ def _event_writer(directory: Path | None, first: int) -> Any:
 def _check_same(there: Mapping[str, Any], here: Mapping[str, Any], directory: Path) -> None:
     """Check that a folder holds the requested training and not another one."""
     for part, wanted in here.items():
-        found = there.get(part)
-        if found == wanted:
+        stored = there.get(part)
+        if stored == wanted:
             continue
         what = f"other {part}"
-        if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-            name = next(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
-            what = f"{name}={found.get(name)!r}, not {wanted.get(name)!r}"
+        if isinstance(stored, Mapping) and isinstance(wanted, Mapping):
+            name = next(name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name))
+            what = f"{name}={stored.get(name)!r}, not {wanted.get(name)!r}"
         raise ConfigError(f"{directory} holds a training with {what}: choose another directory, or remove it")

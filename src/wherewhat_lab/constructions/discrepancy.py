@@ -242,7 +242,7 @@ def predict_hop_heads(model: LabModel, task: SequenceTask, lengths: Sequence[int
     sequences = task.sample(96, seed=2, hops=1, extra=_ADDED)
     right = sequences.path[:, 1]
     device = model.embedding.device
-    found = []
+    hop_heads = []
     for attention in model.attention(sequences.tokens.to(device)):
         weights = attention.pattern(slice(attention.n - 1, attention.n))[:, :, 0]  # (inputs, heads, keys)
         hits = (weights.argmax(-1).cpu() == right[:, None]).double().mean(0)
@@ -252,8 +252,8 @@ def predict_hop_heads(model: LabModel, task: SequenceTask, lengths: Sequence[int
         # Added tokens precede the target window, like all further ones.
         failing = head_failure_lengths(attention, right, like=slice(0, _ADDED), longest=max(*lengths, attention.n))
         surviving = torch.stack([(failing > n).double().mean(-1) for n in lengths], 1)  # (heads, lengths)
-        found += [HopHead(attention.layer, head, surviving[head]) for head in heads]
-    return found
+        hop_heads += [HopHead(attention.layer, head, surviving[head]) for head in heads]
+    return hop_heads
 
 
 def _turns(angles: Tensor, distances: Tensor) -> Tensor:

@@ -130,14 +130,14 @@ def plane_use(attention: LayerAttention) -> Tensor:
     row = slice(attention.n - 1, attention.n)
     seen = attention.visible(row)[:, :, 0]  # (inputs or 1, heads or 1, keys)
     groups = attention.heads // attention.kv_heads
-    found = []
+    use = []
     for head in range(attention.heads):
         q = attention.rot_q[:, head, -1].double()[:, pairs]
         k = attention.rot_k[:, head // groups].double()[..., pairs]
         added = (torch.einsum("bpw,bnpw->bnp", q, k) * attention.scale).abs()
         hidden = ~seen[:, min(head, seen.shape[1] - 1), :, None]
-        found.append(added.masked_fill(hidden, 0.0).amax(1).mean(0))
-    return torch.stack(found).cpu()
+        use.append(added.masked_fill(hidden, 0.0).amax(1).mean(0))
+    return torch.stack(use).cpu()
 
 
 def resultant(points: Tensor) -> float:

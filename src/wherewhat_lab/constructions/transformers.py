@@ -154,8 +154,8 @@ def repeating_distance(theta: float, longest: int) -> int | None:
     """
     turns = torch.arange(1, longest, dtype=torch.float64) * theta / (2 * math.pi)
     apart = (turns - turns.round()).abs() * 2 * math.pi
-    found = (apart <= turns * 2 * math.pi * ROUNDING).nonzero()
-    return int(found[0]) + 1 if len(found) else None
+    repeats = (apart <= turns * 2 * math.pi * ROUNDING).nonzero()
+    return int(repeats[0]) + 1 if len(repeats) else None
 
 
 def index_temperature(longest: int, theta: float, *, layers: int = 1, leak: float = LEAK) -> float:

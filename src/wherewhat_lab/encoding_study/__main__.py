@@ -20,15 +20,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/encodings"))
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--keep", action="store_true")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         run_study(
-            EncodingRecipe() if given.recipe is None else read_recipe(given.recipe),
-            out=given.out,
-            text=given.text,
-            device=given.device,
-            only=tuple(given.only),
-            keep=given.keep,
+            EncodingRecipe() if options.recipe is None else read_recipe(options.recipe),
+            out=options.out,
+            text=options.text,
+            device=options.device,
+            only=tuple(options.only),
+            keep=options.keep,
             finished=_say,
         )
     except WherewhatError as error:

@@ -71,7 +71,7 @@ def report(
     from wherewhat_lab.encoding_study.summary import summarise_run
 
     runs = open_runs(user_path(folder, name="DIR"))
-    summaries = [summarise_run(one) for one in runs]
+    summaries = [summarise_run(run) for run in runs]
     written = [*write_parquet(folder, runs), write_page(folder, runs, summaries)]
     console = Console()
     console.print(timing_table(summaries))

@@ -94,9 +94,9 @@ def read_corpus(path: Path | None, *, held_out: float, most: int = 0) -> Corpus:
 def spanned(ids: Tensor) -> Text:
     """Return bytes ``(n,)`` with the spans of their words, which are separated by white space."""
     content = bytes(ids.tolist())
-    found = [match.span() for match in re.finditer(rb"\S+", content)]
+    spans = [match.span() for match in re.finditer(rb"\S+", content)]
     # Words that may be cut by the edges of a window are left out.
-    words = tuple((start, end) for start, end in found if start > 0 and end < len(content))
+    words = tuple((start, end) for start, end in spans if start > 0 and end < len(content))
     return Text(ids[None], find_spans=lambda: Spans(words))
 
 

@@ -81,8 +81,8 @@ def ending_table(runs: Sequence[RunSummary]) -> Table:
 
 def relation_table(runs: Sequence[RunSummary]) -> Table:
     """Return rank correlations of additivity and robustness over encodings."""
-    found = relations(runs)
-    count = max((relation.n for relation in found.values()), default=0)
+    correlations = relations(runs)
+    count = max((relation.n for relation in correlations.values()), default=0)
 
     def cell(relation: Relation) -> str:
         if math.isnan(relation.rho):
@@ -93,7 +93,7 @@ def relation_table(runs: Sequence[RunSummary]) -> Table:
     return filled_table(
         f"rank correlation over at most {count} encodings",
         ["", *ADDITIVITY.values()],
-        [[title, *(cell(found[x, y]) for x in ADDITIVITY)] for y, title in TOLERANCE.items()],
+        [[title, *(cell(correlations[x, y]) for x in ADDITIVITY)] for y, title in TOLERANCE.items()],
         caption="Spearman's ρ of means over seeds, 95 % bootstrap interval over encodings, and exact permutation p. "
         "With this few encodings only a nearly perfect order is significant.",
     )
@@ -136,14 +136,14 @@ def write_parquet(folder: Path, runs: Sequence[EncodingRun]) -> list[Path]:
 
 
 def _record_rows(run: EncodingRun) -> Iterator[Row]:
-    found = run.records()
-    for name in sorted(found.values):
-        axes = found.axes[name]
-        for (at, *index), value in _entries(found.values[name]):
+    records = run.records()
+    for name in sorted(records.values):
+        axes = records.axes[name]
+        for (at, *index), value in _entries(records.values[name]):
             where = dict(zip(axes, index, strict=True))
             layer, head = where.pop("layer", None), where.pop("head", None)
             other = next(iter(where.values()), None)
-            yield run.encoding, run.seed, int(found.steps[at]), name, layer, head, other, value
+            yield run.encoding, run.seed, int(records.steps[at]), name, layer, head, other, value
 
 
 def _curve_rows(run: EncodingRun) -> Iterator[Row]:
@@ -217,8 +217,8 @@ def page_data(runs: Sequence[EncodingRun], summaries: Sequence[RunSummary]) -> d
             for summary in summaries
         ],
         "relations": [
-            {"x": x, "y": y, "n": one.n, **{k: rounded(getattr(one, k)) for k in ("rho", "low", "high", "p")}}
-            for (x, y), one in relations(summaries).items()
+            {"x": x, "y": y, "n": relation.n, **{k: rounded(getattr(relation, k)) for k in ("rho", "low", "high", "p")}}
+            for (x, y), relation in relations(summaries).items()
         ],
     }
 
@@ -254,12 +254,12 @@ def _lengths(tables: Sequence[TensorTable]) -> dict[str, Any]:
 
 def _by_x(tables: Sequence[TensorTable], prefix: str, *, column: int) -> dict[str, Any]:
     """Return curves whose first column is x, by name without the prefix, with the same mean and interval."""
-    found = {}
+    curves = {}
     for name in tables[0]:
         if name.startswith(prefix):
             values = torch.stack([table[name].values for table in tables]).nanmean(0)  # (documents, points, columns)
-            found[name.removeprefix(prefix)] = {"x": _list(values[0, :, 0]), **_interval(values[..., column])}
-    return found
+            curves[name.removeprefix(prefix)] = {"x": _list(values[0, :, 0]), **_interval(values[..., column])}
+    return curves
 
 
 def _kinds(summaries: Sequence[RunSummary]) -> list[str]:
@@ -269,11 +269,13 @@ def _kinds(summaries: Sequence[RunSummary]) -> list[str]:
 
 def _interval(values: Tensor) -> dict[str, Any]:
     """Return the mean of ``(documents, points)`` over documents and its 95 % interval, by Student's t."""
-    found = [interval([x for x in column if math.isfinite(x)] or [math.nan]) for column in values.double().mT.tolist()]
+    estimates = [
+        interval([x for x in column if math.isfinite(x)] or [math.nan]) for column in values.double().mT.tolist()
+    ]
     return {
-        "mid": [rounded(one.mean) for one in found],
-        "low": [rounded(one.mean if one.low is None else one.low) for one in found],
-        "high": [rounded(one.mean if one.high is None else one.high) for one in found],
+        "mid": [rounded(estimate.mean) for estimate in estimates],
+        "low": [rounded(estimate.mean if estimate.low is None else estimate.low) for estimate in estimates],
+        "high": [rounded(estimate.mean if estimate.high is None else estimate.high) for estimate in estimates],
     }
 
 

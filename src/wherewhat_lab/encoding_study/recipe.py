@@ -159,7 +159,7 @@ def parse_only(recipe: EncodingRecipe, only: tuple[str, ...]) -> list[tuple[str,
     """Return pairs of encoding and seed from words such as ``rope:0`` or ``alibi``; all of the recipe without words."""
     if not only:
         return [(encoding, seed) for seed in recipe.seeds for encoding in recipe.encodings]
-    found: list[tuple[str, int]] = []
+    pairs: list[tuple[str, int]] = []
     for word in only:
         encoding, colon, seed = word.partition(":")
         check_encoding(encoding)
@@ -169,8 +169,8 @@ def parse_only(recipe: EncodingRecipe, only: tuple[str, ...]) -> list[tuple[str,
             raise ConfigError(f"--only {word!r}: the recipe's encodings are {', '.join(recipe.encodings)}")
         if colon and int(seed) not in recipe.seeds:
             raise ConfigError(f"--only {word!r}: the recipe's seeds are {', '.join(map(str, recipe.seeds))}")
-        found += [(encoding, one) for one in ((int(seed),) if colon else recipe.seeds)]
-    return list(dict.fromkeys(found))
+        pairs += [(encoding, number) for number in ((int(seed),) if colon else recipe.seeds)]
+    return list(dict.fromkeys(pairs))
 
 
 def check_encoding(name: str) -> None:

@@ -87,19 +87,19 @@ def score(subject: Subject, held_out: HeldOutText, config: RecordConfig) -> dict
     losses = next_losses(logits, ids)
     half = held_out.repeats.shape[1] // 2
     repeated = losses[count:]
-    found = {
+    scores = {
         "loss": losses[:count].mean(-1),
         "copying": repeated[:, : half - 1].mean(-1) - repeated[:, half:].mean(-1),
         "loss_additive": additive_loss(subject, held_out.windows[:documents]),
     }
     stack = fold(layers, slice(0, documents))
-    found |= _axes(stack, len(layers), documents)
-    found |= _swaps(stack, len(layers), documents, config.queries)
-    found |= _previous(stack, len(layers), documents)
-    found |= _ranks(stack, len(layers), documents, config.rank_documents)
-    found |= _planes(fold(layers, slice(0, config.plane_documents)), len(layers), config.plane_documents)
-    found |= _induction(layers, held_out.repeats, count)
-    return {name: value.float().cpu() for name, value in found.items()}
+    scores |= _axes(stack, len(layers), documents)
+    scores |= _swaps(stack, len(layers), documents, config.queries)
+    scores |= _previous(stack, len(layers), documents)
+    scores |= _ranks(stack, len(layers), documents, config.rank_documents)
+    scores |= _planes(fold(layers, slice(0, config.plane_documents)), len(layers), config.plane_documents)
+    scores |= _induction(layers, held_out.repeats, count)
+    return {name: value.float().cpu() for name, value in scores.items()}
 
 
 def next_losses(logits: Tensor, ids: Tensor) -> Tensor:
@@ -123,8 +123,8 @@ def _axes(stack: LayerAttention, layers: int, texts: int) -> dict[str, Tensor]:
     fit = fit_layer(stack)
     values = {"r" if subset == "abc" else f"r_{subset}": fit.r_subset[subset] for subset in SUBSETS}
     values["r_behaviour"] = fit.r_behaviour
-    found = {name: by_head(value, layers, texts).nanmean(1) for name, value in values.items()}
-    return found | {"noise_floor": torch.tensor(fit.noise_floor)}
+    scores = {name: by_head(value, layers, texts).nanmean(1) for name, value in values.items()}
+    return scores | {"noise_floor": torch.tensor(fit.noise_floor)}
 
 
 def _swaps(stack: LayerAttention, layers: int, texts: int, queries: int) -> dict[str, Tensor]:
@@ -160,8 +160,8 @@ def _planes(stack: LayerAttention, layers: int, texts: int) -> dict[str, Tensor]
         "q_concentration": stats.weighted(stats.q_concentration),
         "k_concentration": stats.weighted(stats.k_concentration),
     }
-    found = {name: by_head(value, layers, texts).nanmean(1) for name, value in heads.items()}
-    return found | {"plane_share": by_head(stats.share, layers, texts).nanmean((1, 2))}
+    scores = {name: by_head(value, layers, texts).nanmean(1) for name, value in heads.items()}
+    return scores | {"plane_share": by_head(stats.share, layers, texts).nanmean((1, 2))}
 
 
 def _induction(layers: list[LayerAttention], repeats: Tensor, first: int) -> dict[str, Tensor]:
@@ -204,14 +204,14 @@ def loss_by_position(model: LabModel, windows: Tensor, *, context: int, methods:
     else:  # methods that change distances need rotation
         names = [name for name in methods if model.rotation is not None or not find_method(name).rotary]
     subject = LabSubject(model, trained_length=context)
-    found: dict[str, Column] = {}
+    columns: dict[str, Column] = {}
     for name in names:
         method = find_method(name)().fitted(trained=context, length=windows.shape[1])
         losses = _losses(subject, windows, method)
         position, buckets = _ranges(losses, max(1, context // BUCKETS))
-        found["position"] = Column(position, ("stretch",))
-        found[f"loss_by_position_{name}"] = Column(buckets, ("document", "stretch"))
-    return found
+        columns["position"] = Column(position, ("stretch",))
+        columns[f"loss_by_position_{name}"] = Column(buckets, ("document", "stretch"))
+    return columns
 
 
 def _losses(subject: Subject, windows: Tensor, method: LengthMethod) -> Tensor:
@@ -243,11 +243,11 @@ def measure_after(model: LabModel, corpus: Corpus, config: AfterConfig, *, conte
     """
     with torch.no_grad(), products("highest"):
         long = corpus.windows(config.length_documents, config.times * context, seed=config.seed)
-        found = loss_by_position(model, long, context=context, methods=config.methods)
+        curves = loss_by_position(model, long, context=context, methods=config.methods)
         subject = LabSubject(model, trained_length=context)
-        found |= _perturbed(subject, corpus, config, context)
-        found |= _residual(subject, corpus, config, context)
-    return found
+        curves |= _perturbed(subject, corpus, config, context)
+        curves |= _residual(subject, corpus, config, context)
+    return curves
 
 
 def _perturbed(subject: Subject, corpus: Corpus, config: AfterConfig, context: int) -> dict[str, Column]:

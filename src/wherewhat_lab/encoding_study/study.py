@@ -129,8 +129,8 @@ def open_runs(folder: Path) -> list[EncodingRun]:
         paths = sorted(path.parent for path in folder.glob(f"*/{COMPLETE}"))
     except OSError as error:
         raise StoreError(f"cannot read {folder}: {error.strerror or error}") from error
-    found = (EncodingRun(open_study_run(path, STUDY)) for path in paths)
-    runs = sorted(found, key=lambda run: ((*ENCODINGS, run.encoding).index(run.encoding), run.seed))
+    opened = (EncodingRun(open_study_run(path, STUDY)) for path in paths)
+    runs = sorted(opened, key=lambda run: ((*ENCODINGS, run.encoding).index(run.encoding), run.seed))
     if not runs:
         raise StoreError(f"{folder} holds no finished run: make some with 'wherewhat encodings run --out {folder}'")
     first = _shared(runs[0])

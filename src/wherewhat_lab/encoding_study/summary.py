@@ -102,8 +102,8 @@ def _permutation_p(first: Tensor, second: Tensor, rho: float, generator: torch.G
         orders = torch.tensor(list(permutations(range(n))))
     else:
         orders = torch.rand(_DRAWS, n, generator=generator).argsort(-1)
-    found = cosine(first.expand(len(orders), -1), second[orders])
-    return float((found.abs() >= abs(rho) - 1e-12).double().mean())
+    correlations = cosine(first.expand(len(orders), -1), second[orders])
+    return float((correlations.abs() >= abs(rho) - 1e-12).double().mean())
 
 
 GAMMA = 0.1
@@ -276,13 +276,13 @@ def summarise_run(run: EncodingRun) -> RunSummary:
 
 def _perturb_rises(after: TensorTable) -> dict[str, Interval]:
     """Return the increase of the loss on unperturbed targets at one rate, by kind, with intervals over documents."""
-    found = {}
+    rises = {}
     for name, table in after.items():
         if name.startswith("loss_by_rate_"):
             rates = table.values[0, :, 0]
             at = int((rates - RATE).abs().argmin())
-            found[f"rise_{name.removeprefix('loss_by_rate_')}"] = _over_documents(table.values[:, at, 3])
-    return found
+            rises[f"rise_{name.removeprefix('loss_by_rate_')}"] = _over_documents(table.values[:, at, 3])
+    return rises
 
 
 def _length_rises(after: TensorTable, context: int) -> tuple[dict[str, Interval], str]:
@@ -308,10 +308,10 @@ def _over_documents(values: Tensor) -> Interval:
 
 def over_seeds(runs: Sequence[RunSummary], values: Iterable[float]) -> dict[str, list[float]]:
     """Group the values of runs by encoding, in the given order."""
-    found: dict[str, list[float]] = {}
+    by_encoding: dict[str, list[float]] = {}
     for run, value in zip(runs, values, strict=True):
-        found.setdefault(run.encoding, []).append(value)
-    return found
+        by_encoding.setdefault(run.encoding, []).append(value)
+    return by_encoding
 
 
 def relations(runs: Sequence[RunSummary]) -> dict[tuple[str, str], Relation]:

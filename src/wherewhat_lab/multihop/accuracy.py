@@ -102,8 +102,8 @@ class Accuracy:
     @classmethod
     def from_table(cls, table: TensorTable) -> Accuracy:
         """Return the accuracy in a table."""
-        found = {name: one.values for name, one in table.items()}
-        return cls(tuple(found["hops"].tolist()), found["hits"], found["counts"], found["loss"])
+        values = {name: column.values for name, column in table.items()}
+        return cls(tuple(values["hops"].tolist()), values["hits"], values["counts"], values["loss"])
 
 
 def measure_accuracy(model: LabModel, sequences: Sequences) -> Accuracy:

@@ -46,32 +46,32 @@ class TrainedRuns(dict[str, Sequence[RunFigures]]):
         return None if weights else self.get(task)
 
 
-def check_seeds(found: Mapping[str, Sequence[object]]) -> None:
+def check_seeds(by_task: Mapping[str, Sequence[object]]) -> None:
     """Check that there are three or more runs of each task."""
-    missing = [task for task in PAPER if len(found.get(task, ())) < LEAST_DOCUMENTS]
+    missing = [task for task in PAPER if len(by_task.get(task, ())) < LEAST_DOCUMENTS]
     if missing:
         raise ConfigError(f"claims are judged over seeds: give three or more runs of the {missing[0]} task")
 
 
-def judge_runs(found: Mapping[str, Sequence[RunFigures]]) -> list[ClaimVerdict]:
+def judge_runs(by_task: Mapping[str, Sequence[RunFigures]]) -> list[ClaimVerdict]:
     """Judge claims 11 to 16 on trained models; the statements are those of ``wherewhat claims``.
 
     Args:
-        found: Numbers of the runs of both tasks, three or more seeds each.
+        by_task: Numbers of the runs of both tasks, three or more seeds each.
     """
-    check_seeds(found)
-    names = tuple(figures.run.path.name for runs in found.values() for figures in runs)
+    check_seeds(by_task)
+    names = tuple(figures.run.path.name for runs in by_task.values() for figures in runs)
     verdicts = []
     for claim in TRAINED_CLAIMS:
         assert claim.rule is not None
-        judged = claim.rule.judged(TrainedRuns(found))
+        judged = claim.rule.judged(TrainedRuns(by_task))
         verdicts.append(ClaimVerdict(claim, *verdict_of(judged.statements), judged, names))
     return verdicts
 
 
-def judgement(found: Mapping[str, Sequence[RunFigures]], verdicts: Sequence[ClaimVerdict]) -> Judgement:
+def judgement(by_task: Mapping[str, Sequence[RunFigures]], verdicts: Sequence[ClaimVerdict]) -> Judgement:
     """Return the verdicts in the form in which those on pretrained models are stored."""
-    runs = [figures.run for same in found.values() for figures in same]
+    runs = [figures.run for same in by_task.values() for figures in same]
     result: dict[str, Any] = {
         "wherewhat_claims": FORMAT,
         "model": "multi-hop models",
@@ -98,9 +98,9 @@ def _trained(number: int, *, change: str) -> Callable[[Callable[[TrainedRuns], I
 
 
 @_trained(11, change="another γ, or the step at which heads first become pure")
-def _purity(found: TrainedRuns) -> Iterator[Item]:
+def _purity(trained: TrainedRuns) -> Iterator[Item]:
     together, before = [], []
-    for task, runs in found.items():
+    for task, runs in trained.items():
         aligned = align([run.records for run in runs])
         correlation = aligned.correlation_interval()
         if correlation is not None:
@@ -119,10 +119,10 @@ def _purity(found: TrainedRuns) -> Iterator[Item]:
 
 
 @_trained(12, change="another γ; ablation of all heads of a kind (`wherewhat multihop roles` removes single ones)")
-def _kinds(found: TrainedRuns) -> Iterator[Item]:
-    versions = {"over all keys": {task: [run.purity for run in runs] for task, runs in found.items()}}
-    apart = {task: [x for run in runs if (x := run.purity_no_sink) is not None] for task, runs in found.items()}
-    if all(len(apart[task]) == len(runs) for task, runs in found.items()):
+def _kinds(trained: TrainedRuns) -> Iterator[Item]:
+    versions = {"over all keys": {task: [run.purity for run in runs] for task, runs in trained.items()}}
+    apart = {task: [x for run in runs if (x := run.purity_no_sink) is not None] for task, runs in trained.items()}
+    if all(len(apart[task]) == len(runs) for task, runs in trained.items()):
         versions["without the sink"] = apart
     else:
         yield "Records of earlier versions have no scores without the first key: judged over all keys alone."
@@ -147,9 +147,9 @@ def _kinds(found: TrainedRuns) -> Iterator[Item]:
 
 
 @_trained(13, change="another accuracy than 0.9, other learning rates")
-def _order(found: TrainedRuns) -> Iterator[Item]:
+def _order(trained: TrainedRuns) -> Iterator[Item]:
     spreads, orders = {}, {}
-    for task, runs in found.items():
+    for task, runs in trained.items():
         learned = [find_learning(run.records, levels=(0.9,)).passed[0].double() for run in runs]
         steps = runs[0].run.setup.training.steps
         known = [passed for passed in learned if bool((passed >= 0).all())]
@@ -168,9 +168,9 @@ def _order(found: TrainedRuns) -> Iterator[Item]:
 
 
 @_trained(14, change="another threshold of attention")
-def _functions(found: TrainedRuns) -> Iterator[Item]:
+def _functions(trained: TrainedRuns) -> Iterator[Item]:
     named, symbolic, hops = [], [], {}
-    for task, runs in found.items():
+    for task, runs in trained.items():
         function = ROLES.index("Index" if task == "number" else "Retrieval")
         counts = []
         for run in runs:
@@ -202,8 +202,8 @@ def _functions(found: TrainedRuns) -> Iterator[Item]:
 
 
 @_trained(15, change="nothing: the constructions are exact, and the bounds are theorems")
-def _constructions(found: TrainedRuns) -> Iterator[Item]:
-    del found  # constructed layers are not trained
+def _constructions(trained: TrainedRuns) -> Iterator[Item]:
+    del trained  # constructed layers are not trained
     longest = 32
     index, retrieval = IndexTask(target=16), RetrievalTask(target=8)
     omega = letter_angle(retrieval)
@@ -239,9 +239,9 @@ def _constructions(found: TrainedRuns) -> Iterator[Item]:
 
 
 @_trained(16, change="the learning rate, dropout and encoding of the training")
-def _lengths(found: TrainedRuns) -> Iterator[Item]:
+def _lengths(trained: TrainedRuns) -> Iterator[Item]:
     kept = {}
-    for task, runs in found.items():
+    for task, runs in trained.items():
         values = [run.extra["last"][LONGER].overall for run in runs if LONGER in run.extra["last"]]
         if values:
             kept[task] = interval(values).within(SHARE)

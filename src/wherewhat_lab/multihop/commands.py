@@ -82,9 +82,9 @@ def dynamics(runs: Runs) -> None:
 
     opened = [open_run(path) for path in runs]
     console = Console()
-    for found in opened:
-        console.print(dynamics_table(found))
-        console.print(heads_table(found))
+    for run in opened:
+        console.print(dynamics_table(run))
+        console.print(heads_table(run))
     _show(opened)
 
 
@@ -160,11 +160,11 @@ def claims(
 
     grouped = _grouped(runs)
     check_seeds(grouped)
-    found = _figures(grouped, _checked_extra(f"0,{LONGER}", count), count, device)
-    made = judgement(found, judge_runs(found))
-    path, console = made.save(file), Console()
-    title = f"claims judged on {sum(map(len, found.values()))} trained models"
-    console.print(claims_table(made.data["claims"], title=title, over="seeds or heads"))
+    figures = _figures(grouped, _checked_extra(f"0,{LONGER}", count), count, device)
+    result = judgement(figures, judge_runs(figures))
+    path, console = result.save(file), Console()
+    title = f"claims judged on {sum(map(len, figures.values()))} trained models"
+    console.print(claims_table(result.data["claims"], title=title, over="seeds or heads"))
     print_line(console, path)
 
 
@@ -192,7 +192,7 @@ def _figures(
 
     on, progress = _device(device), TerminalProgress()
     return {
-        task: [measure_figures(one, extra, count=count, device=on) for one in progress.track(same, f"{task} task")]
+        task: [measure_figures(run, extra, count=count, device=on) for run in progress.track(same, f"{task} task")]
         for task, same in grouped.items()
     }
 
@@ -208,13 +208,13 @@ def _train(setups: Any, seeds: tuple[int, ...], out: Path, device: str) -> list[
     from wherewhat_lab.multihop.study import train_and_record
 
     progress = TerminalProgress()
-    found = []
+    trained = []
     # All setups first, so that an invalid seed is refused before the first training.
     seeded: list[tuple[int, Setup]] = [(seed, setup.seeded(seed)) for setup in setups for seed in seeds]
     for seed, setup in seeded:
         progress.say(f"{setup.name} task, seed {seed}: {setup.training.steps:,} steps")
-        found.append(train_and_record(setup, out=out, device=_device(device), progress=progress))
-    return found
+        trained.append(train_and_record(setup, out=out, device=_device(device), progress=progress))
+    return trained
 
 
 def _show(runs: list[MultihopRun]) -> None:
@@ -227,8 +227,8 @@ def _show(runs: list[MultihopRun]) -> None:
         same = [run for run in runs if run.setup.name == name]
         if len(same) > 1:
             console.print(alignment_table(name, same))
-    for found in runs:
-        print_line(console, found.path)
+    for run in runs:
+        print_line(console, run.path)
 
 
 def _show_extra(
@@ -240,17 +240,17 @@ def _show_extra(
 
     progress = TerminalProgress()
     columns, last, heads = {}, [], []
-    for one in progress.track(runs, "longer inputs"):
-        task, on = one.setup.task, _device(device)
-        chosen = one.checkpoints if checkpoint == "both" else (cast("Checkpoint", checkpoint),)
-        found = {name: measure_extra(one, extra, count=count, checkpoint=name, device=on) for name in chosen}
-        for name, accuracy in found.items():
-            columns[f"{one.setup.name} {one.seed} {name}"] = accuracy
-        if "last" in found:
-            last.append(found["last"])
-            rotated = one.setup.model.encoding not in ("alibi", "learned", "nope")
+    for run in progress.track(runs, "longer inputs"):
+        task, on = run.setup.task, _device(device)
+        chosen = run.checkpoints if checkpoint == "both" else (cast("Checkpoint", checkpoint),)
+        accuracies = {name: measure_extra(run, extra, count=count, checkpoint=name, device=on) for name in chosen}
+        for name, accuracy in accuracies.items():
+            columns[f"{run.setup.name} {run.seed} {name}"] = accuracy
+        if "last" in accuracies:
+            last.append(accuracies["last"])
+            rotated = run.setup.model.encoding not in ("alibi", "learned", "nope")
             lengths = [task.length + added for added in extra]
-            heads.append(predict_hop_heads(one.model(device=on), task, lengths) if rotated else [])
+            heads.append(predict_hop_heads(run.model(device=on), task, lengths) if rotated else [])
     console = Console()
     console.print(extra_table(columns))
     if any(heads):
@@ -275,10 +275,10 @@ def _checked_extra(extra: str, count: int) -> tuple[int, ...]:
 
 def _whole(text: str, option: str) -> tuple[int, ...]:
     try:
-        found = tuple(int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f"{option} is {text!r}: give whole numbers with commas between them") from None
-    if min(found) < 0:
-        raise ConfigError(f"{option} holds {min(found)}: give numbers from 0 on")
-    check_whole_number(option, found)
-    return found
+    if min(numbers) < 0:
+        raise ConfigError(f"{option} holds {min(numbers)}: give numbers from 0 on")
+    check_whole_number(option, numbers)
+    return numbers

@@ -117,11 +117,11 @@ def measure_figures(run: MultihopRun, extra: Sequence[int], *, count: int, devic
         key, directory = f"{key}, {count} sequences", run.directory
         if not directory.has(key):
             started = time.perf_counter()
-            found = measure(run.model(device=device), task, task.sample(count, seed=_SEED, extra=extra))
-            table = {name: Column(values.cpu(), AXES[name]) for name, values in found.items()}
+            tensors = measure(run.model(device=device), task, task.sample(count, seed=_SEED, extra=extra))
+            table = {name: Column(values.cpu(), AXES[name]) for name, values in tensors.items()}
             with directory.lock():
                 save_table(directory, key, table, seconds=time.perf_counter() - started)
-        return {name: one.values for name, one in read_part(directory, key).items()}
+        return {name: column.values for name, column in read_part(directory, key).items()}
 
     rotated = run.records()["use"].shape[-1] > 0
     return RunFigures(
@@ -142,9 +142,9 @@ def measure_figures(run: MultihopRun, extra: Sequence[int], *, count: int, devic
 def information_flow(model: LabModel, task: SequenceTask, sequences: Sequences) -> Tensors:
     """Return roles of heads and attention along the path on solved inputs, and all attention on one of them."""
     solved = solved_by(model, sequences)
-    found = {"solved": solved.double().mean()[None]}
+    flow = {"solved": solved.double().mean()[None]}
     if not bool(solved.any()):
-        return found
+        return flow
     roles = find_roles(model, task, sequences)
     on_next = torch.full((*roles.on_next.shape[:2], task.max_hops), torch.nan)
     on_next[..., [left - 1 for left in roles.left]] = roles.on_next.float()
@@ -152,7 +152,7 @@ def information_flow(model: LabModel, task: SequenceTask, sequences: Sequences) 
     tokens, path = sequences.tokens[rows], sequences.path[rows[0]]
     pattern = [layer.pattern()[0] for layer in model.attention(tokens.to(model.embedding.device))]
     return {
-        **found,
+        **flow,
         "roles": torch.tensor([ROLES.index(head.role) for head in roles.heads]).view(on_next.shape[:2]),
         "on_next": on_next,
         "path": path[path >= 0],
@@ -163,13 +163,13 @@ def information_flow(model: LabModel, task: SequenceTask, sequences: Sequences) 
 def plane_points(model: LabModel, task: SequenceTask, sequences: Sequences) -> Tensors:
     """Return queries and keys of every head in its dominant plane, and how they are distributed."""
     keys, queries = task_labels(task, sequences.tokens)
-    found = [
+    geometries = [
         [plane_geometry(layer, key_labels=keys, query_labels=queries, head=head) for head in range(layer.heads)]
         for layer in model.attention(sequences.tokens.to(model.embedding.device))
     ]
 
     def by_head(name: str) -> Tensor:
-        values = [[torch.as_tensor(getattr(head, name)) for head in layer] for layer in found]
+        values = [[torch.as_tensor(getattr(head, name)) for head in layer] for layer in geometries]
         return torch.stack([torch.stack(layer) for layer in values])
 
     return {
@@ -177,7 +177,7 @@ def plane_points(model: LabModel, task: SequenceTask, sequences: Sequences) -> T
         "shares": by_head("share"),
         **{name: by_head(name) for name in ("key_resultant", "query_spread", "query_tightness")},
         **{name: by_head(name).float() for name in ("keys", "queries")},
-        "query_labels": found[0][0].query_labels,
+        "query_labels": geometries[0][0].query_labels,
     }
 
 
@@ -186,25 +186,25 @@ def answer_places(model: LabModel, task: SequenceTask, sequences: Sequences) -> 
     extra = sequences.tokens.shape[1] - task.length
     slots = sequences.path.gather(1, sequences.hops[:, None])[:, 0] - extra
     right = slots[solved_by(model, sequences)]
-    hits, counts = (torch.bincount(found, minlength=task.slots) for found in (right, slots))
+    hits, counts = (torch.bincount(positions, minlength=task.slots) for positions in (right, slots))
     return {"hits": hits, "counts": counts}
 
 
 def runs_by_task(runs: Sequence[MultihopRun]) -> dict[str, list[MultihopRun]]:
     """Return the runs of each of the paper's tasks by seed; those of one task must differ in their seeds only."""
-    found: dict[str, list[MultihopRun]] = {task: [] for task in PAPER}
+    by_task: dict[str, list[MultihopRun]] = {task: [] for task in PAPER}
     for run in sorted(runs, key=lambda run: run.seed):
         task = run.setup.name
-        if task not in found:
+        if task not in by_task:
             raise ConfigError(f"{run.path} is a run of the {task} task: give runs of the tasks {' and '.join(PAPER)}")
-        found[task].append(run)
-        if run.setup.seeded(0) != found[task][0].setup.seeded(0):
-            raise ConfigError(f"{run.path} and {found[task][0].path} differ in more than their seeds: give one setup")
-    for task, same in found.items():
+        by_task[task].append(run)
+        if run.setup.seeded(0) != by_task[task][0].setup.seeded(0):
+            raise ConfigError(f"{run.path} and {by_task[task][0].path} differ in more than their seeds: give one setup")
+    for task, same in by_task.items():
         seeds = Counter(run.seed for run in same)
         if len(seeds) < len(same):
             raise ConfigError(f"several runs of the {task} task have seed {seeds.most_common()[0][0]}: give each once")
-    return {task: same for task, same in found.items() if same}
+    return {task: same for task, same in by_task.items() if same}
 
 
 def frequency_ids(run: MultihopRun, use: Tensor | None = None) -> Tensor:

@@ -61,8 +61,8 @@ class Purity:
         """Return layer and head of those that have a label at the end, or that had it at any record."""
         if kind not in LABELS:
             raise ConfigError(f"there is no label '{kind}': known are {', '.join(LABELS)}")
-        found = self.codes[self.index(gamma)] == LABELS.index(kind)
-        return [(layer, head) for layer, head in (found.any(0) if ever else found[-1]).nonzero().tolist()]
+        labelled = self.codes[self.index(gamma)] == LABELS.index(kind)
+        return [(layer, head) for layer, head in (labelled.any(0) if ever else labelled[-1]).nonzero().tolist()]
 
     def index(self, gamma: float) -> int:
         """Return the index of a γ."""

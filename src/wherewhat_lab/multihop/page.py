@@ -51,25 +51,27 @@ _CATEGORIES = {"type": "category"}
 """An axis of layers in a heatmap, without fractions of layers."""
 
 
-def write_page(file: Path, found: Mapping[str, Runs]) -> Path:
+def write_page(file: Path, by_task: Mapping[str, Runs]) -> Path:
     """Write the page of the runs of each task atomically and return its path."""
     return write_study_page(
         file,
         "wherewhat_lab.multihop",
         title="wherewhat: multi-hop tasks, figure by figure",
-        data=page_data(found),
-        runs=[one.run for runs in found.values() for one in runs],
+        data=page_data(by_task),
+        runs=[figures.run for runs in by_task.values() for figures in runs],
     )
 
 
-def page_data(found: Mapping[str, Runs]) -> dict[str, Any]:
+def page_data(by_task: Mapping[str, Runs]) -> dict[str, Any]:
     """Return everything that the page shows but its runs, as plain JSON."""
-    seeds = "; ".join(f"{task}: {', '.join(str(one.run.seed) for one in runs)}" for task, runs in found.items())
-    model = next(iter(found.values()))[0].run.setup.model
+    seeds = "; ".join(
+        f"{task}: {', '.join(str(figures.run.seed) for figures in runs)}" for task, runs in by_task.items()
+    )
+    model = next(iter(by_task.values()))[0].run.setup.model
     sections = []
     for title, note, draw in SECTIONS:
-        parts = [draw(task, runs) for task, runs in found.items()] if draw else [_discrepancy()]
-        charts, tables = ([one for part in parts for one in part[kind]] for kind in (0, 1))
+        parts = [draw(task, runs) for task, runs in by_task.items()] if draw else [_discrepancy()]
+        charts, tables = ([item for part in parts for item in part[kind]] for kind in (0, 1))
         sections.append({"title": title, "note": note, "charts": charts, "tables": tables})
     return {
         "about": "The figures of Urrutia et al., 2026 (arXiv 2605.31558), from models trained here, beside the paper's "
@@ -95,9 +97,9 @@ def _scores(task: str, runs: Runs) -> Parts:
 
 
 def _learning(task: str, runs: Runs) -> Parts:
-    records, paper, first = [one.records for one in runs], PAPER[task], runs[0].purity
+    records, paper, first = [figures.records for figures in runs], PAPER[task], runs[0].purity
     steps: list[int] = records[0].steps.tolist()
-    accuracy = torch.stack([one["accuracy"] for one in records])
+    accuracy = torch.stack([record["accuracy"] for record in records])
     curves = {_hops(hops): accuracy[..., index] for index, hops in enumerate(records[0]["hops"].tolist())}
     mark = {"x0": paper.best_step, "x1": paper.best_step, "y0": 0, "y1": 1, "yref": "paper", "type": "line"}
     shapes = [{**mark, "line": {"dash": "dot", "width": 1, "color": "#7F7F7F"}}]
@@ -110,18 +112,20 @@ def _learning(task: str, runs: Runs) -> Parts:
             f"{kind} {when}": torch.stack([pure[at, :, LABELS.index(kind)] for pure in listed])
             for kind in PURE
             for when, listed in {
-                "now": [one.purity.counts for one in runs],
-                "ever": [one.purity.ever for one in runs],
+                "now": [figures.purity.counts for figures in runs],
+                "ever": [figures.purity.ever for figures in runs],
             }.items()
         }
         title = f"{task} task: pure heads, γ = {gamma:g}"
         charts.append(
             _chart(title, "training step", "heads", _lines(steps, counts, most=heads, mode="lines"), shapes=shapes)
         )
-        became = torch.stack([one.purity.since[at] for one in runs]).double()
+        became = torch.stack([figures.purity.since[at] for figures in runs]).double()
         since[f"γ = {gamma:g}"] = became.masked_fill(became < 0, math.nan).nanmean(2)
-        by_layer[f"label at the end, γ = {gamma:g}"] = _votes([one.purity.final[at] for one in runs], (*LABELS, "none"))
-        apart = [one.purity_no_sink.final[at] for one in runs if one.purity_no_sink is not None]
+        by_layer[f"label at the end, γ = {gamma:g}"] = _votes(
+            [figures.purity.final[at] for figures in runs], (*LABELS, "none")
+        )
+        apart = [figures.purity_no_sink.final[at] for figures in runs if figures.purity_no_sink is not None]
         if apart:
             by_layer[f"label without the sink, γ = {gamma:g}"] = _votes(apart, (*LABELS, "none"))
         by_layer[f"pure since step, γ = {gamma:g}"] = since[f"γ = {gamma:g}"]
@@ -136,22 +140,23 @@ def _learning(task: str, runs: Runs) -> Parts:
 
 def _summary(task: str, runs: Runs) -> Part:
     """Return accuracy, steps and numbers of pure heads of a task, over seeds and of the paper."""
-    paper, learning = PAPER[task], [find_learning(one.records, levels=(0.9,)) for one in runs]
+    paper, learning = PAPER[task], [find_learning(figures.records, levels=(0.9,)) for figures in runs]
+    best_steps = [figures.run.best_step for figures in runs]
     rows: list[tuple[str, Sequence[float], str, str]] = [
-        ("test accuracy, last checkpoint", [one.run.test().overall for one in runs], "", ""),
-        ("first step with the largest accuracy", [one.run.best_step for one in runs], "", f"{paper.best_step:,}"),
+        ("test accuracy, last checkpoint", [figures.run.test().overall for figures in runs], "", ""),
+        ("first step with the largest accuracy", best_steps, "", f"{paper.best_step:,}"),
     ]
     for index, hops in enumerate(learning[0].hops):
-        steps = [float(one.passed[0, index]) for one in learning]
+        steps = [float(learned.passed[0, index]) for learned in learning]
         reached = [math.nan if step < 0 else step for step in steps]
         rows.append((f"step at which {_hops(hops)} reached 0.9", reached, "", "" if index else paper.order))
     for gamma in runs[0].purity.gammas:
         for kind in PURE:
             for ever in (False, True):
-                pure = [one.purity.pure(kind, gamma, ever=ever) for one in runs]
+                pure = [figures.purity.pure(kind, gamma, ever=ever) for figures in runs]
                 said = "" if ever else heads_text([(layer, 0) for layer in paper.pure[gamma][kind]])
                 name = f"{kind} heads {'ever' if ever else 'now'}, γ = {gamma:g}"
-                rows.append((name, [len(one) for one in pure], "; ".join(map(heads_text, pure)), said))
+                rows.append((name, [len(heads) for heads in pure], "; ".join(map(heads_text, pure)), said))
     names, values, details, papers = zip(*rows, strict=True)
     means = [interval_of_known(row) for row in values]
     columns = {"quantity": names, "mean over seeds": means, "count: layers, by seed": details, "paper": papers}
@@ -166,13 +171,13 @@ def _entropy(task: str, runs: Runs) -> Parts:
 
 
 def _frequencies(task: str, runs: Runs) -> Parts:
-    use = torch.stack([one.records["use"][-1] for one in runs]).mean(2)  # (seeds, layers, planes)
+    use = torch.stack([figures.records["use"][-1] for figures in runs]).mean(2)  # (seeds, layers, planes)
     if not use.shape[-1]:
         return [], []
     layers, paper = _layers(runs), PAPER[task]
-    without = [frequency_ids(one.run, unscaled_use(one.run))[-1] for one in runs]
+    without = [frequency_ids(figures.run, unscaled_use(figures.run))[-1] for figures in runs]
     columns: dict[str, Column] = {
-        "softmax weights": torch.stack([frequency_ids(one.run)[-1] for one in runs]).nanmean(2),
+        "softmax weights": torch.stack([frequency_ids(figures.run)[-1] for figures in runs]).nanmean(2),
         "paper, softmax weights": paper.frequency_ids,
         "softmax weights, without 1/√d": torch.stack(without).nanmean(2),
         "linear weights": _by_layer(runs, "mean_frequency")[:, -1],
@@ -186,18 +191,20 @@ def _frequencies(task: str, runs: Runs) -> Parts:
     ]
     peaks: dict[str, Column] = {
         "largest plane, logits": use.amax(2),
-        "without 1/√d": torch.stack([unscaled_use(one.run)[-1] for one in runs]).mean(2).amax(2),
+        "without 1/√d": torch.stack([unscaled_use(figures.run)[-1] for figures in runs]).mean(2).amax(2),
         "paper, largest plane": paper.peaks,
     }
     return charts, [_table(f"{task} task: mean frequency ID", {"layer": layers, **columns, **peaks})]
 
 
 def _geometry(task: str, runs: Runs) -> Parts:
-    found = [one.geometry for one in runs if one.geometry]
-    if not found:
+    geometries = [figures.geometry for figures in runs if figures.geometry]
+    if not geometries:
         return [], []
-    layers, labels = _layers(runs), found[0]["query_labels"].tolist()
-    pure = Counter(layer for one in runs for layer, _ in set(one.purity.pure("positional", one.purity.gammas[0])))
+    layers, labels = _layers(runs), geometries[0]["query_labels"].tolist()
+    pure = Counter(
+        layer for figures in runs for layer, _ in set(figures.purity.pure("positional", figures.purity.gammas[0]))
+    )
     index_layers = [layer for layer, seeds in pure.items() if 2 * seeds >= len(runs)] or [3]
     charts = []
     for layer in layers[: max(index_layers) + 1]:
@@ -206,22 +213,26 @@ def _geometry(task: str, runs: Runs) -> Parts:
             ("queries", {"color": labels, "colorscale": SCALE, "colorbar": {"title": {"text": "integer"}}}),
             ("keys", {"symbol": "x-thin-open", "color": "#D55E00"}),
         ):
-            x, y = found[0][name][layer, 0].T.tolist()
+            x, y = geometries[0][name][layer, 0].T.tolist()
             traces.append({"x": _rounded(x), "y": _rounded(y), "mode": "markers", "name": name, "marker": marker})
-        title = f"{task} task, seed {runs[0].run.seed}, layer {layer}: plane ID {int(found[0]['planes'][layer, 0]) + 1}"
+        plane = int(geometries[0]["planes"][layer, 0]) + 1
+        title = f"{task} task, seed {runs[0].run.seed}, layer {layer}: plane ID {plane}"
         charts.append(_chart(title, "", "", traces, yaxis={"scaleanchor": "x"}, showlegend=False))
     ids = [f"ID {plane}" for plane in range(1, runs[0].records["use"].shape[-1] + 1)]
-    columns: dict[str, Column] = {"layer": layers, "dominant plane": _votes([one["planes"] for one in found], ids)}
+    columns: dict[str, Column] = {
+        "layer": layers,
+        "dominant plane": _votes([geometry["planes"] for geometry in geometries], ids),
+    }
     for name in ("shares", "key_resultant", "query_spread", "query_tightness"):
-        columns[name.replace("_", " ")] = torch.stack([one[name] for one in found]).nanmean(2)
+        columns[name.replace("_", " ")] = torch.stack([geometry[name] for geometry in geometries]).nanmean(2)
     return charts, [_table(f"{task} task", columns)]
 
 
 def _flow(task: str, runs: Runs) -> Parts:
     layers = _layers(runs)
     columns: dict[str, Column] = {"layer": layers}
-    title = f"{task} task: solved {_text(interval_of_known([float(one.flow['solved']) for one in runs]))}"
-    solved = [one for one in runs if "path" in one.flow]
+    title = f"{task} task: solved {_text(interval_of_known([float(figures.flow['solved']) for figures in runs]))}"
+    solved = [figures for figures in runs if "path" in figures.flow]
     if not solved:
         return [], [_table(title, columns)]
     path, pattern = solved[0].flow["path"].tolist(), solved[0].flow["pattern"].amax(1)  # (layers, n, n)
@@ -230,7 +241,7 @@ def _flow(task: str, runs: Runs) -> Parts:
     labels = [f"{names[a]} → {'itself' if a == b else names[b]}" for a, b in pairs]
     weights = torch.stack([pattern[:, path[a], path[b]] for a, b in pairs])
     trace = {**_heatmap(layers, labels, weights, title="attention weight"), "zmin": 0, "zmax": 1}
-    on_next = torch.stack([one.flow["on_next"] for one in solved]).amax(2)  # (seeds, layers, hops)
+    on_next = torch.stack([figures.flow["on_next"] for figures in solved]).amax(2)  # (seeds, layers, hops)
     curves = {f"{_hops(hop + 1)} left": on_next[..., hop] for hop in range(on_next.shape[-1])}
     seen = f"{task} task, seed {solved[0].run.seed}: path through positions {' → '.join(map(str, path))}"
     downwards = {"autorange": "reversed", "automargin": True}
@@ -239,16 +250,16 @@ def _flow(task: str, runs: Runs) -> Parts:
         _chart(seen, "layer", "", [trace], xaxis=_CATEGORIES, yaxis=downwards),
         _chart(mean, "layer", "attention weight", lines, unit=True),
     ]
-    columns["role, by seed"] = _votes([one.flow["roles"] for one in solved], ROLES)
+    columns["role, by seed"] = _votes([figures.flow["roles"] for figures in solved], ROLES)
     return charts, [_table(title, columns)]
 
 
 def _extra(task: str, runs: Runs) -> Parts:
-    last, paper = [one.extra["last"] for one in runs], PAPER[task].accuracy
-    best = [one.extra["best"] for one in runs if "best" in one.extra]
+    last, paper = [figures.extra["last"] for figures in runs], PAPER[task].accuracy
+    best = [figures.extra["best"] for figures in runs if "best" in figures.extra]
     extra = list(last[0])
     means = {
-        f"{name} checkpoint": torch.tensor([[one[added].overall for added in extra] for one in listed])
+        f"{name} checkpoint": torch.tensor([[accuracies[added].overall for added in extra] for accuracies in listed])
         for name, listed in (("last", last), ("best", best))
         if listed
     }
@@ -258,7 +269,8 @@ def _extra(task: str, runs: Runs) -> Parts:
         for added, mean, known in zip(extra, means["last checkpoint"].mean(0), said, strict=True)
         if known is not None
     }
-    shares = torch.stack([torch.stack([one[added].shares for added in extra]) for one in last])  # (seeds, extra, hops)
+    by_seed = ([accuracies[added].shares for added in extra] for accuracies in last)
+    shares = torch.stack([torch.stack(by_extra) for by_extra in by_seed])  # (seeds, extra, hops)
     by_hops = {_hops(hops): shares[..., index] for index, hops in enumerate(last[0][extra[0]].hops)}
     curves: dict[str, Column] = {**means, "paper": said}
     x = [max(added, 10) for added in extra]  # 0 at the left edge of a logarithmic axis
@@ -303,13 +315,15 @@ def _discrepancy() -> Parts:
         ]
         axis = {"type": "log"}
         charts.append(_chart(title, "tokens", "discrepancy", traces, xaxis=axis, yaxis={"type": scale}))
-        tables.append(_table(title, {"tokens": lengths[::4], **{key: one[::4] for key, one in columns.items()}}))
+        tables.append(_table(title, {"tokens": lengths[::4], **{key: values[::4] for key, values in columns.items()}}))
     return charts, tables
 
 
 def _places(task: str, runs: Runs) -> Parts:
     curves = {
-        f"{added} extra tokens": torch.stack([one.places[added]["hits"] / one.places[added]["counts"] for one in runs])
+        f"{added} extra tokens": torch.stack(
+            [figures.places[added]["hits"] / figures.places[added]["counts"] for figures in runs]
+        )
         for added in runs[0].places
     }
     places = list(range(runs[0].run.setup.task.slots))
@@ -394,13 +408,13 @@ def _layers(runs: Runs) -> list[int]:
 
 def _by_layer(runs: Runs, name: str) -> Tensor:
     """Return a recorded score, mean over the heads of a layer, ``(seeds, records, layers)``."""
-    return torch.stack([one.records[name] for one in runs]).nanmean(3)
+    return torch.stack([figures.records[name] for figures in runs]).nanmean(3)
 
 
 def _votes(codes: Sequence[Tensor], names: Sequence[str]) -> list[str]:
     """Return how often each name occurs over the seeds' codes ``(layers, heads)``, by layer."""
     listed = [Counter(names[code] for code in layer.flatten().tolist()) for layer in torch.stack(list(codes), 1)]
-    return [", ".join(f"{name} ({n}/{found.total()})" for name, n in found.most_common()) for found in listed]
+    return [", ".join(f"{name} ({n}/{counts.total()})" for name, n in counts.most_common()) for counts in listed]
 
 
 def _hops(number: int) -> str:
@@ -440,8 +454,10 @@ def _lines(
             )
             continue
         index += 1
-        found = [None if one is None else one.within((0, most)) for one in _over_seeds(values)]
-        low, mean, high = (_rounded([getattr(one, end, None) for one in found]) for end in ("low", "mean", "high"))
+        intervals = [None if interval is None else interval.within((0, most)) for interval in _over_seeds(values)]
+        low, mean, high = (
+            _rounded([getattr(interval, end, None) for interval in intervals]) for end in ("low", "mean", "high")
+        )
         traces += band(list(x), low, high, index=index, group=name)
         traces.append({**shared, "y": mean, "line": line_style(index)})
     return traces
@@ -455,7 +471,7 @@ def _heatmap(x: Sequence[int], y: Sequence[int | str], z: Tensor, *, title: str)
 
 def _table(title: str, columns: Mapping[str, Column]) -> Part:
     """Return a table with as many rows as the first column has; shorter columns end with empty cells."""
-    cells = [[_text(one) for one in (_over_seeds(x) if isinstance(x, Tensor) else x)] for x in columns.values()]
+    cells = [[_text(value) for value in (_over_seeds(x) if isinstance(x, Tensor) else x)] for x in columns.values()]
     rows = [[column[row] if row < len(column) else "" for column in cells] for row in range(len(cells[0]))]
     return {"title": title, "header": list(columns), "rows": rows}
 

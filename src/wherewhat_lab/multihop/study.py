@@ -140,14 +140,14 @@ class Setup:
         """Return a setup from the task's name and options of task, model and training in one mapping."""
         kinds = (find_task(task), LabConfig, TrainConfig)
         homes = {f.name: kind for kind in kinds for f in dataclasses.fields(kind) if f.name not in _GIVEN}
-        found: dict[type[Any], dict[str, Any]] = {kind: {} for kind in kinds}
+        by_kind: dict[type[Any], dict[str, Any]] = {kind: {} for kind in kinds}
         for name, value in options.items():
             if name not in homes:
                 hint = nearest(name, sorted(homes))
                 raise ConfigError(f"there is no option '{name}' of task, model or training: {hint}")
-            found[homes[name]][name] = value
-        made = [build_config(kind, found[kind]) for kind in kinds]
-        return cls(task, made[0], replace(made[1], vocabulary=made[0].vocabulary), made[2])
+            by_kind[homes[name]][name] = value
+        configs = [build_config(kind, by_kind[kind]) for kind in kinds]
+        return cls(task, configs[0], replace(configs[1], vocabulary=configs[0].vocabulary), configs[2])
 
     def seeded(self, seed: int) -> Setup:
         """Return the setup with another seed of the initial weights, order of sequences and dropout."""
@@ -202,8 +202,8 @@ class MultihopRecipe:
         check_at_most(MOST_TOKENS, extra=self.extra, extra_count=self.extra_count)
         if not all(isinstance(own, Mapping) for own in self.task_options.values()):
             raise ConfigError("in a recipe, task_options is a table of tables")
-        made = (Setup.of(task, {**self.options, **self.task_options.get(task, {})}) for task in self.tasks)
-        object.__setattr__(self, "setups", tuple(made))
+        setups = (Setup.of(task, {**self.options, **self.task_options.get(task, {})}) for task in self.tasks)
+        object.__setattr__(self, "setups", tuple(setups))
 
 
 class MultihopRun(StudyRun):
@@ -237,7 +237,11 @@ class MultihopRun(StudyRun):
         """Return the correct answers on all test sequences, by number of hops."""
         prefix, table = self._named(checkpoint, "", _BEST), self.table(TEST)
         return Accuracy.from_table(
-            {name.removeprefix(prefix): one for name, one in table.items() if name.startswith(_BEST) == bool(prefix)}
+            {
+                name.removeprefix(prefix): column
+                for name, column in table.items()
+                if name.startswith(_BEST) == bool(prefix)
+            }
         )
 
     def _named(self, checkpoint: Checkpoint, last: str, best: str) -> str:
@@ -300,7 +304,7 @@ def train_and_record(
         def test(model: LabModel) -> TensorTable:
             best = load_model(run.path / BEST_FILE, device=str(model.embedding.device))
             tables = {prefix: measure_accuracy(net, testing).table() for prefix, net in (("", model), (_BEST, best))}
-            return {f"{prefix}{name}": one for prefix, table in tables.items() for name, one in table.items()}
+            return {f"{prefix}{name}": column for prefix, table in tables.items() for name, column in table.items()}
 
         complete_run(
             run,
@@ -357,9 +361,9 @@ def measure_extra(
     missing = [added for added, key in keys.items() if not directory.has(key)]
     if missing:
         started = time.perf_counter()
-        found = accuracy_by_extra(model, task, extra=missing, count=count, seed=_SEED)
+        accuracies = accuracy_by_extra(model, task, extra=missing, count=count, seed=_SEED)
         seconds = (time.perf_counter() - started) / len(missing)
         with directory.lock():
-            for added, accuracy in found.items():
+            for added, accuracy in accuracies.items():
                 save_table(directory, keys[added], accuracy.table(), seconds=seconds)
     return {added: Accuracy.from_table(read_part(directory, key)) for added, key in keys.items()}

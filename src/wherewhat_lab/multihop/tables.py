@@ -103,7 +103,10 @@ def heads_table(run: MultihopRun) -> Table:
         f"{run.setup.name} task, seed {run.seed}: heads at the last record",
         ("layer", "head", *columns),
         [
-            [*map(str, at), *("none" if one is None else f"{float(one[-1][at]):.3g}" for one in columns.values())]
+            [
+                *map(str, at),
+                *("none" if values is None else f"{float(values[-1][at]):.3g}" for values in columns.values()),
+            ]
             for at in product(*map(range, records["s_pos"].shape[1:]))
         ],
         caption="Effective swaps: exponential of the entropy of the swap weights, mean over sequences. Mean frequency "
@@ -115,12 +118,12 @@ def heads_table(run: MultihopRun) -> Table:
 
 def alignment_table(task: str, runs: Sequence[MultihopRun]) -> Table:
     """Return purity and accuracy over the seeds of one task, with intervals."""
-    found = align([run.records() for run in runs])
+    aligned = align([run.records() for run in runs])
     rows: list[tuple[str, Interval | None]] = []
     for kind in PURE:
-        rows.append((f"pure {kind} heads", found.pure_interval(kind)))
-        rows.append((f"steps from accuracy 0.9 to pure {kind}", found.lag_interval(kind)))
-    rows.append(("correlation of accuracy and number of pure heads", found.correlation_interval()))
+        rows.append((f"pure {kind} heads", aligned.pure_interval(kind)))
+        rows.append((f"steps from accuracy 0.9 to pure {kind}", aligned.lag_interval(kind)))
+    rows.append(("correlation of accuracy and number of pure heads", aligned.correlation_interval()))
     title = f"{task} task, {len(runs)} seeds: mean ± 95 % over seeds"
     return filled_table(title, ("", ""), [(name, _interval(value)) for name, value in rows])
 
@@ -155,28 +158,28 @@ def roles_table(run: MultihopRun, count: int) -> Table:
     """Return the role of each head on solved inputs, and the effects of its ablation and patching."""
     model, task = run.model(), run.setup.task
     sequences = task.sample(count, seed=3)
-    found = find_roles(model, task, sequences)
+    roles = find_roles(model, task, sequences)
     lost = ablate_heads(model, sequences).mean(-1)
     patched = patch_heads(model, sequences, other_sequences(sequences))
     rows = []
-    for role in found.heads:
+    for role in roles.heads:
         at = (role.layer, role.head)
-        on_next, on_self = (float(weight[at][1:].nanmean()) for weight in (found.on_next, found.on_self))
+        on_next, on_self = (float(weight[at][1:].nanmean()) for weight in (roles.on_next, roles.on_self))
         follows = float(patched[at].nanmean())
         effects = (f"{on_next:.2f}", f"{on_self:.2f}", f"{float(lost[at]):+.2f}", f"{follows:.2f}")
         rows.append([*map(str, at), role.role, *effects])
     return filled_table(
-        f"{run.setup.name} task, seed {run.seed}: heads on the solved inputs, {found.solved:.0%} of {count}",
+        f"{run.setup.name} task, seed {run.seed}: heads on the solved inputs, {roles.solved:.0%} of {count}",
         ("layer", "head", "role", "on next hop", "on itself", "without", "patched"),
         rows,
-        caption=f"Attention at the source tokens of hops: on the next hop ({found.function}), or on the token itself "
+        caption=f"Attention at the source tokens of hops: on the next hop ({roles.function}), or on the token itself "
         "(Reflexive). Without: change of accuracy with the head's output replaced by its mean. Patched: share of "
         "answers that follow an output taken from another input. Heads can be redundant.",
         left=(2,),
     )
 
 
-def extra_table(found: Mapping[str, dict[int, Accuracy]]) -> Table:
+def extra_table(columns: Mapping[str, dict[int, Accuracy]]) -> Table:
     """Return accuracy by number of extra tokens, one column per checkpoint, with 95 % intervals over sequences."""
 
     def cell(accuracy: Accuracy) -> str:
@@ -185,21 +188,24 @@ def extra_table(found: Mapping[str, dict[int, Accuracy]]) -> Table:
 
     return filled_table(
         "accuracy on longer inputs that ask the same questions (95 % over sequences)",
-        ("extra tokens", *found),
-        [[f"{added:,}", *(cell(one[added]) for one in found.values())] for added in next(iter(found.values()))],
+        ("extra tokens", *columns),
+        [
+            [f"{added:,}", *(cell(accuracies[added]) for accuracies in columns.values())]
+            for added in next(iter(columns.values()))
+        ],
         caption="Extra tokens are added to those of the task.",
         left=(),
     )
 
 
 def prediction_table(
-    runs: Sequence[MultihopRun], found: Sequence[dict[int, Accuracy]], heads: Sequence[list[HopHead]]
+    runs: Sequence[MultihopRun], measured: Sequence[dict[int, Accuracy]], heads: Sequence[list[HopHead]]
 ) -> Table:
     """Return the predicted share of one-hop inputs on which heads still work, and the measured accuracy."""
-    columns, rows = ["extra tokens"], [[f"{added:,}"] for added in found[0]]
-    for run, one, listed in zip(runs, found, heads, strict=True):
+    columns, rows = ["extra tokens"], [[f"{added:,}"] for added in measured[0]]
+    for run, accuracies, listed in zip(runs, measured, heads, strict=True):
         columns += [f"{run.setup.name} {run.seed}", *(f"head {head.layer}.{head.head}" for head in listed)]
-        for index, (row, accuracy) in enumerate(zip(rows, one.values(), strict=True)):
+        for index, (row, accuracy) in enumerate(zip(rows, accuracies.values(), strict=True)):
             shares = (accuracy.shares[0], *(head.surviving[index] for head in listed))
             row += [f"{float(share):.2f}" for share in shares]
     return filled_table(

@@ -270,7 +270,7 @@ class SequenceTask(ABC):
         sizes = split_sizes(total, hops=self.max_hops)
         self._check_tokens(total, 0)
         taken = torch.empty(0, dtype=torch.int64)
-        found: list[Sequences] = []
+        splits: list[Sequences] = []
         for stream in (3, 2, 1):
             generator = seeded(seed, stream=stream)
             plan = self._plan(sizes[stream - 1], None, generator)
@@ -279,9 +279,9 @@ class SequenceTask(ABC):
                 return self._draw(plan.select(rows), extra=0, generator=generator)
 
             drawn = draw(torch.arange(len(plan)))
-            found.append(redraw_shared(drawn, taken, draw, what=names[stream - 1]))
-            taken = torch.cat((taken, fingerprints(found[-1].tokens)))
-        test, validation, train = found
+            splits.append(redraw_shared(drawn, taken, draw, what=names[stream - 1]))
+            taken = torch.cat((taken, fingerprints(splits[-1].tokens)))
+        test, validation, train = splits
         return train, validation, test
 
     def _check_tokens(self, count: int, extra: int) -> None:

@@ -23,9 +23,9 @@ function chart(id, paint, own = {}) {
 }
 function redraw(...ids) {
   for (const id of ids) {
-    const found = charts.get(id);
-    found.stale = true;
-    if (found.near) bring(found);
+    const chart = charts.get(id);
+    chart.stale = true;
+    if (chart.near) bring(chart);
   }
 }
 const redrawAll = () => redraw(...charts.keys());

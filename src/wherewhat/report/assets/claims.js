@@ -12,7 +12,7 @@ function writeClaims() {
     ["claim", "number; control", "verdict", "rule", "what would change it"],
     data.claims.rows.map((row) => [
       `${row.number}. ${row.statement} (${row.source})`,
-      cell(row.numbers.map((one) => `${one.title}: ${withInterval(one)}${one.control === null ? "" : `; ${one.control_title}: ${fixed(one.control)}`}`)),
+      cell(row.numbers.map((number) => `${number.title}: ${withInterval(number)}${number.control === null ? "" : `; ${number.control_title}: ${fixed(number.control)}`}`)),
       cell([row.verdict, ...row.notes]),
       cell(row.parts.map((part) => `${part.statement}: ${{ true: "yes", false: "no", null: "open" }[part.outcome]}`)),
       row.change,

@@ -7,7 +7,7 @@ function rowsAsTable(parent, title, columns, rows) {
   table(place, columns, rows.map((row) => columns.map((name) => short(row[name]))));
 }
 
-const drawAll = () => CHARTS.forEach((one, i) => draw(`plot-${i}`, one));
+const drawAll = () => CHARTS.forEach((chart, i) => draw(`plot-${i}`, chart));
 
 setDark(matchMedia("(prefers-color-scheme: dark)").matches);
 by("about").textContent = data.about;

@@ -5,40 +5,40 @@ function writeDistance() {
 }
 
 function writeBands() {
-  const found = data.bands;
-  by("bands-part").hidden = !found;
-  if (!found) return;
+  const bands = data.bands;
+  by("bands-part").hidden = !bands;
+  if (!bands) return;
   by("band-note").textContent =
-    `On ${plural(found.documents, "document")} of ${found.tokens} tokens. Planes are cut into bands of equal size by speed, band 1 the fastest. ` +
+    `On ${plural(bands.documents, "document")} of ${bands.tokens} tokens. Planes are cut into bands of equal size by speed, band 1 the fastest. ` +
     "Left: mean scores of single planes, each taken as the whole head. Right: increase of the loss when a band is masked " +
     "out of every head, or when only that band is kept; dotted lines are for equally many planes chosen at random. Bars are 95 % over documents.";
   const names = modelCharts()["band-scores"].data[0].customdata;
-  const rows = names.map((band, b) => [band, ...["positional", "symbolic", "without", "only"].map((name) => withInterval(found[name][b]))]);
+  const rows = names.map((band, b) => [band, ...["positional", "symbolic", "without", "only"].map((name) => withInterval(bands[name][b]))]);
   table(by("band-table").querySelector("div"), ["band", "positional", "symbolic", "loss increase without it", "loss increase with it alone"], rows);
 }
 function writePerturbation() {
-  const found = data.perturbation;
-  by("perturbation-part").hidden = !found;
-  if (!found) return;
+  const perturbation = data.perturbation;
+  by("perturbation-part").hidden = !perturbation;
+  if (!perturbation) return;
   by("perturb-note").textContent =
-    `On ${plural(found.documents, "document")} of ${found.tokens} tokens, one draw for each rate; the loss of the original text is ${withInterval(found.loss)} nats. ` +
+    `On ${plural(perturbation.documents, "document")} of ${perturbation.tokens} tokens, one draw for each rate; the loss of the original text is ${withInterval(perturbation.loss)} nats. ` +
     "A share of the words is shuffled, or a share of the tokens gets positions that are off by up to 8. " +
     "Left: all targets, including perturbed text, which is harder to predict in itself. Right: only targets that were not changed, each " +
     "compared with its own loss in the original text. Bands are 95 % over documents.";
-  const rows = found.kinds.flatMap((kind) => kind.rates.map((rate, i) => [`${kind.title}, ${rate} %`, withInterval(kind.all[i]), withInterval(kind.untouched[i])]));
+  const rows = perturbation.kinds.flatMap((kind) => kind.rates.map((rate, i) => [`${kind.title}, ${rate} %`, withInterval(kind.all[i]), withInterval(kind.untouched[i])]));
   table(by("perturb-table").querySelector("div"), ["perturbation", "loss increase", "on unchanged targets"], rows);
 }
 
 function writeLengths() {
-  const found = data.lengths;
-  by("length-part").hidden = !found;
-  if (!found) return;
-  const { tokens, edge } = found;
+  const lengths = data.lengths;
+  by("length-part").hidden = !lengths;
+  if (!lengths) return;
+  const { tokens, edge } = lengths;
   by("length-note").textContent =
-    `On ${plural(found.documents, "document")} of ${tokens} tokens. ` +
+    `On ${plural(lengths.documents, "document")} of ${tokens} tokens. ` +
     `The model was trained on ${edge} positions, which the line marks; the text is longer. Each length method is a rule for longer texts. ` +
     "Left: loss by position, which also depends on the text. Right: difference to the unmodified model on the same tokens, document by document. Bands are 95 % over documents.";
-  const rows = found.methods.map((method) => [method.name, withInterval(method.beyond), withInterval(method.beyond_cost), withInterval(method.found), method.rule]);
+  const rows = lengths.methods.map((method) => [method.name, withInterval(method.beyond), withInterval(method.beyond_cost), withInterval(method.found), method.rule]);
   table(by("length-table").querySelector("div"), ["method", `loss after token ${edge}`, "more than none", `nats gained on repeats from more than ${edge} tokens before`, "rule"], rows);
 }
 

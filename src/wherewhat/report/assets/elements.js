@@ -15,19 +15,19 @@ function make(parent, tag, text, attributes = {}) {
 }
 // A table with a header row; the first cell of each row names it. Cells are text or elements.
 function table(place, header, rows) {
-  const made = document.createElement("table");
-  const top = make(make(made, "thead"), "tr");
+  const element = document.createElement("table");
+  const top = make(make(element, "thead"), "tr");
   for (const name of header) make(top, "th", name, { scope: "col" });
-  const body = make(made, "tbody");
+  const body = make(element, "tbody");
   for (const row of rows) {
     const line = make(body, "tr");
     row.forEach((cell, i) => {
       const isNode = cell instanceof Node;
-      const made = make(line, i ? "td" : "th", isNode ? null : cell, i ? {} : { scope: "row" });
-      if (isNode) made.append(cell);
+      const node = make(line, i ? "td" : "th", isNode ? null : cell, i ? {} : { scope: "row" });
+      if (isNode) node.append(cell);
     });
   }
-  place.replaceChildren(made);
+  place.replaceChildren(element);
 }
 
 // Plotly interprets some tags and entities in its texts.

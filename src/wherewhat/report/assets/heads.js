@@ -18,12 +18,12 @@ function tellingHead() {
   const clearest = (score) => heads.reduce((best, [l, h]) => (score(l, h) > best.score ? { l, h, score: score(l, h) } : best), { score: -Infinity });
   const labelled = (name, high, low) => clearest((l, h) => (labelOf(l, h) === name ? swapsOf(data)[high][l][h] - swapsOf(data)[low][l][h] : -Infinity));
   const key = data.metrics.find((metric) => metric.id === "unique_c");
-  const found = [
+  const head = [
     labelled("positional", "s_pos", "s_sym"),
     labelled("symbolic", "s_sym", "s_pos"),
     clearest((l, h) => (key ? ownValue(key, l, h) ?? -Infinity : -Infinity)),
   ].find((best) => best.score > -Infinity);
-  return found ? [found.l, found.h] : [0, 0];
+  return head ? [head.l, head.h] : [0, 0];
 }
 
 // The metrics in which heads are compared, where they were measured.
@@ -83,14 +83,14 @@ const columnsOfTable = () => {
 function writeHeads() {
   const columns = columnsOfTable();
   order = { column: Math.min(order.column, columns.length), down: order.down };
-  const made = document.createElement("table");
-  made.setAttribute("role", "grid");
-  made.setAttribute("aria-labelledby", "h-table");
-  const top = make(make(made, "thead"), "tr");
+  const grid = document.createElement("table");
+  grid.setAttribute("role", "grid");
+  grid.setAttribute("aria-labelledby", "h-table");
+  const top = make(make(grid, "thead"), "tr");
   [{ title: "head" }, ...columns].forEach(({ title, reading = "" }, i) => {
     make(make(top, "th", null, { scope: "col" }), "button", title, { type: "button", title: reading }).addEventListener("click", () => sortHeads(i));
   });
-  const body = make(made, "tbody");
+  const body = make(grid, "tbody");
   rows = data.model.layers.flatMap((layer, l) => Array.from({ length: data.model.heads[l] }, (_, h) => {
     const line = make(body, "tr", null, { tabindex: "-1", "aria-selected": "false" });
     make(line, "th", headName(l, h), { scope: "row" });
@@ -101,7 +101,7 @@ function writeHeads() {
     return row;
   }));
   body.addEventListener("keydown", walkTable);
-  by("table-of-heads").replaceChildren(made);
+  by("table-of-heads").replaceChildren(grid);
   comparable = standardised();
   writeChips();
   by("search").value = chosen.search;
@@ -158,7 +158,7 @@ function layOut(from, to) {
 }
 function layOutAround(row) {
   if (!row.line.hidden) return;
-  const at = rows.filter((one) => one.shown).indexOf(row);
+  const at = rows.filter(({ shown }) => shown).indexOf(row);
   layOut(at - STEP / 2, at + STEP / 2);
 }
 function layOutMore() {

@@ -3,7 +3,7 @@ const study = () => all.learning[+by("study").value || 0];
 function startLearning() {
   by("learning").hidden = !all.learning.length;
   if (!all.learning.length) return;
-  fill(by("study"), all.learning.map((one, i) => [i, one.title]));
+  fill(by("study"), all.learning.map((training, i) => [i, training.title]));
   by("study").addEventListener("change", () => {
     writeLearning();
     redraw("dynamics");

@@ -26,18 +26,18 @@ function softmax(row, sink) {
 }
 // Logits and terms of the chosen head on the chosen document. The first distances are all there, so that d is an index.
 function decoded() {
-  const one = record().documents[chosen.document];
-  if (decoded.of === one) return decoded.found;
-  const values = unpack(one.map ?? one.rest);
+  const packed = record().documents[chosen.document];
+  if (decoded.of === packed) return decoded.result;
+  const values = unpack(packed.map ?? packed.rest);
   const stored = square(values, Math.floor(Math.sqrt(2 * values.length)));
-  decoded.of = one;
-  if (!one.a) return (decoded.found = { real: stored });
-  const [mean, away, query, key] = [record().mean, one.a, one.b, one.c].map(unpack);
-  const where = away.map((x, d) => (x === null || mean[d] === null ? null : mean[d] + x + one.level));
+  decoded.of = packed;
+  if (!packed.a) return (decoded.result = { real: stored });
+  const [mean, away, query, key] = [record().mean, packed.a, packed.b, packed.c].map(unpack);
+  const where = away.map((x, d) => (x === null || mean[d] === null ? null : mean[d] + x + packed.level));
   const fit = (i, j) => (i - j < where.length && where[i - j] !== null ? where[i - j] + query[i] + key[j] : null);
   // Of further documents the difference to the fit is stored.
-  const real = one.map ? stored : stored.map((row, i) => row.map((x, j) => (x === null ? null : x + fit(i, j))));
-  return (decoded.found = { real, where, key, fit });
+  const real = packed.map ? stored : stored.map((row, i) => row.map((x, j) => (x === null ? null : x + fit(i, j))));
+  return (decoded.result = { real, where, key, fit });
 }
 function matrixOf(view) {
   const { real, where, key, fit } = decoded();
@@ -158,9 +158,9 @@ function writeText() {
   const pieces = passage().tokens.slice(0, keyTerms.length);
   const place = by("text");
   if (writeText.of !== passage() || place.children.length !== pieces.length) {
-    const made = document.createDocumentFragment();
-    for (const piece of pieces) make(made, "span", piece);
-    place.replaceChildren(made);
+    const spans = document.createDocumentFragment();
+    for (const piece of pieces) make(spans, "span", piece);
+    place.replaceChildren(spans);
     writeText.of = passage();
   }
   const most = Math.max(...keyTerms.map(Math.abs), 0) || 1;

@@ -11,24 +11,24 @@ function listControls(place, controls, value) {
   for (const control of own) make(list, "li", `${control.of ? control.name.slice(0, -control.of.length - 2) : control.name}: ${withInterval(control)}`);
 }
 function card(number) {
-  const made = make(by("numbers"), "li");
-  termLink(make(made, "h3"), number.title, number.metrics[0]);
+  const item = make(by("numbers"), "li");
+  termLink(make(item, "h3"), number.title, number.metrics[0]);
   for (const value of number.values) {
-    const line = make(made, "div");
+    const line = make(item, "div");
     // A number of heads comes before those of single documents.
     const [first, ...share] = withInterval(value).split("; ");
     const [mean, ...reach] = first.split(" ");
     make(line, "span", mean, { class: "big" });
     make(line, "span", ` ${[[...reach, value.name].join(" "), ...share].join("; ")}`);
-    listControls(made, number.controls, value);
+    listControls(item, number.controls, value);
   }
   if (number.kinds.length) {
-    make(made, "div", "By kind of layer:", { class: "note" });
-    const kinds = make(made, "ul", null, { class: "controls-list", "aria-label": "by kind of layer" });
+    make(item, "div", "By kind of layer:", { class: "note" });
+    const kinds = make(item, "ul", null, { class: "controls-list", "aria-label": "by kind of layer" });
     for (const value of number.kinds) make(kinds, "li", `${value.name}: ${withInterval(value)}`);
   }
-  make(made, "div", `${number.reading} On ${sizeOf(number.measurement)}.`, { class: "note" });
-  if (number.price) make(made, "p", number.price);
+  make(item, "div", `${number.reading} On ${sizeOf(number.measurement)}.`, { class: "note" });
+  if (number.price) make(item, "p", number.price);
 }
 // A finding leads to its section, with its metric or labels chosen by the fragment.
 function writeFindings() {
@@ -42,7 +42,7 @@ function writeFindings() {
 function writeModel() {
   const m = data.model;
   const others = m.unmeasured.length;
-  const names = all.models.map((one) => one.model.name);
+  const names = all.models.map((model) => model.model.name);
   by("name").textContent = names.length > 2 ? names.join(", ") : names.join(" and ");
   document.title = `${names.join(", ")}: where and what`;
   const kinds = Object.entries(m.kinds).map(([kind, layers]) => `${plural(layers.length, "layer")}: ${kind}`).join("; ");

@@ -97,8 +97,8 @@ function writeNotes() {
 // Links to the nearest heads, which open without another entry in the history.
 function writeLike() {
   by("like").replaceChildren();
-  const found = nearestHeads();
-  for (const { l, h, away } of found) {
+  const neighbours = nearestHeads();
+  for (const { l, h, away } of neighbours) {
     const line = make(by("like"), "li");
     const link = make(line, "a", headName(l, h), { href: `#heads?${viewQuery(l, h)}` });
     link.addEventListener("click", (event) => {
@@ -108,7 +108,7 @@ function writeLike() {
     });
     line.append(`${labelOf(l, h) ? `, ${labelOf(l, h)}` : ""}: ${away.toFixed(2)} away`);
   }
-  by("like-note").textContent = found.length
+  by("like-note").textContent = neighbours.length
     ? `Nearest by root-mean-square difference of ${comparable.names.join(", ")}, each in standard deviations over heads.`
     : "No other head has enough of the same metrics.";
 }

@@ -1,9 +1,9 @@
 // Several models side by side: numbers with differences, maps on one colour scale, heads by rank, and head by head.
 const sharedMetrics = () => {
-  const everywhere = (id) => all.models.every((one) => one.metrics.some((metric) => metric.id === id));
+  const everywhere = (id) => all.models.every((model) => model.metrics.some((metric) => metric.id === id));
   return all.models[0].metrics.filter((metric) => everywhere(metric.id));
 };
-const metricOf = (model, id) => model.metrics.find((one) => one.id === id);
+const metricOf = (model, id) => model.metrics.find((metric) => metric.id === id);
 const own = (model, id) => metricOf(model, id).values[model.model.weights] || [];
 const isNumber = (x) => x !== null && x !== undefined;
 function gridOf(model, values) {
@@ -13,7 +13,7 @@ function gridOf(model, values) {
 function writeComparison() {
   by("comparison").hidden = false;
   by("which").hidden = false;
-  fill(by("model"), all.models.map((one, i) => [i, one.model.name]));
+  fill(by("model"), all.models.map((model, i) => [i, model.model.name]));
   const cell = (value) => (value ? withInterval(value) : "–");
   const { numbers, pairs } = all.comparison;
   const named = (row) => (numbers.some((other) => other.title === row.title && other.name !== row.name) ? `${row.title}: ${row.name}` : row.title);
@@ -25,10 +25,10 @@ function writeComparison() {
   by("shared").hidden = !metrics.length;
   by("unshared").hidden = metrics.length > 0;
   // Without a metric there would be nothing to draw when the page is printed.
-  const drawn = (metrics.length ? all.models : []).map((one, i) => {
+  const drawn = (metrics.length ? all.models : []).map((model, i) => {
     const figure = make(by("maps"), "figure");
-    make(figure, "div", null, { id: `map-${i}`, class: "chart", role: "img", "aria-label": `Map of ${one.model.name}` });
-    make(figure, "figcaption", one.model.name);
+    make(figure, "div", null, { id: `map-${i}`, class: "chart", role: "img", "aria-label": `Map of ${model.model.name}` });
+    make(figure, "figcaption", model.model.name);
     chart(`map-${i}`, () => drawSharedMap(i));
     return `map-${i}`;
   });
@@ -37,11 +37,11 @@ function writeComparison() {
     chart("ranks", drawRanks);
     drawn.push("ranks", ...pairs.flatMap((pair, i) => startPair(pair, i)));
   }
-  all.models.forEach((one, i) => {
-    if (!one.swaps) return;
+  all.models.forEach((model, i) => {
+    if (!model.swaps) return;
     const figure = make(by("planes-of-all"), "figure");
-    make(figure, "div", null, { id: `plane-${i}`, class: "chart", role: "img", "aria-label": `Positional and symbolic scores of ${one.model.name}` });
-    make(figure, "figcaption", `${one.model.name}: positional and symbolic scores, coloured by layer`);
+    make(figure, "div", null, { id: `plane-${i}`, class: "chart", role: "img", "aria-label": `Positional and symbolic scores of ${model.model.name}` });
+    make(figure, "figcaption", `${model.model.name}: positional and symbolic scores, coloured by layer`);
     chart(`plane-${i}`, () => drawSharedPlane(i));
   });
   by("shared-metric").addEventListener("change", () => {
@@ -53,7 +53,7 @@ function writeComparison() {
 }
 const writeReading = () => (by("shared-reading").textContent = metricOf(all.models[0], by("shared-metric").value).reading);
 function sharedSpan(id) {
-  return spanOf(all.models.flatMap((one) => own(one, id).flat()).filter(isNumber));
+  return spanOf(all.models.flatMap((model) => own(model, id).flat()).filter(isNumber));
 }
 function drawSharedMap(i) {
   const id = by("shared-metric").value;
@@ -64,10 +64,10 @@ function drawRanks() {
   const id = by("shared-metric").value;
   const { data: lines, layout } = CHARTS.ranks;
   const traces = lines.flatMap((line, k) => {
-    const one = all.models[Math.floor(k / 2)];
-    const weights = k % 2 ? "random" : one.model.weights;
-    if (k % 2 && (one.model.weights === "random" || !metricOf(one, id).values.random)) return [];
-    const y = defined(metricOf(one, id).values[weights]).sort((p, q) => p - q);
+    const model = all.models[Math.floor(k / 2)];
+    const weights = k % 2 ? "random" : model.model.weights;
+    if (k % 2 && (model.model.weights === "random" || !metricOf(model, id).values.random)) return [];
+    const y = defined(metricOf(model, id).values[weights]).sort((p, q) => p - q);
     return [{ ...line, x: y.map((_, rank) => (100 * (rank + 1)) / y.length), y }];
   });
   draw("ranks", { data: traces, layout: { ...layout, yaxis: { title: { text: plain(metricOf(all.models[0], id).title) } } } });
@@ -97,16 +97,16 @@ function startPair(pair, i) {
 }
 function writePair(pair, i) {
   if (pair.why) return;
-  const found = pair.metrics[by("shared-metric").value];
-  by(`pair-note-${i}`).textContent = found
-    ? `Correlation over ${plural(found.heads, "head")}: ${fixed(found.correlation)}. The table has the heads that changed most; their intervals are 95 % over documents and do not account for the choice of the largest changes.`
+  const comparison = pair.metrics[by("shared-metric").value];
+  by(`pair-note-${i}`).textContent = comparison
+    ? `Correlation over ${plural(comparison.heads, "head")}: ${fixed(comparison.correlation)}. The table has the heads that changed most; their intervals are 95 % over documents and do not account for the choice of the largest changes.`
     : "This metric was not measured for both.";
-  const rows = (found ? found.changed : []).map((one) => [`L${one.layer}H${one.head}`, show(one.before), show(one.after), withInterval(one.change), one.over]);
+  const rows = (comparison ? comparison.changed : []).map((head) => [`L${head.layer}H${head.head}`, show(head.before), show(head.after), withInterval(head.change), head.over]);
   table(by(`pair-table-${i}`), ["head", "before", "after", "change", "interval"], rows);
 }
 function drawPair(pair, i) {
   const id = by("shared-metric").value;
-  const [first, second] = [pair.first, pair.model].map((name) => all.models.find((one) => one.model.name === name));
+  const [first, second] = [pair.first, pair.model].map((name) => all.models.find((model) => model.model.name === name));
   const [before, after] = [own(first, id), own(second, id)];
   const points = before.flatMap((row, l) => (row || []).map((x, h) => ({ x, y: after[l]?.[h], l, h }))).filter((point) => isNumber(point.x) && isNumber(point.y));
   const ends = points.flatMap((point) => [point.x, point.y]);

@@ -29,7 +29,7 @@ function setModel(i) {
   const metric = data.metrics[chosen.metric];
   chosen.model = i;
   data = all.models[i];
-  chosen.metric = Math.max(0, data.metrics.findIndex((one) => metric && one.id === metric.id));
+  chosen.metric = Math.max(0, data.metrics.findIndex(({ id }) => metric && id === metric.id));
   chosen.weights = data.model.weights;
   chosen.document = Math.min(chosen.document, data.texts.length - 1);
   [chosen.layer, chosen.head] = tellingHead();

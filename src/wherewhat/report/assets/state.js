@@ -37,9 +37,9 @@ function readView() {
   const { query } = fragment();
   if (query === undefined) return;
   const asked = new URLSearchParams(query);
-  const model = all.models.findIndex((one) => one.model.name === asked.get("model"));
+  const model = all.models.findIndex(({ model: { name } }) => name === asked.get("model"));
   if (model >= 0 && model !== chosen.model) setModel(model);
-  const metric = data.metrics.findIndex((one) => one.id === asked.get("metric"));
+  const metric = data.metrics.findIndex(({ id }) => id === asked.get("metric"));
   if (metric >= 0) chosen.metric = metric;
   if (metric >= 0 || asked.has("weights")) {
     const weights = Object.keys(data.metrics[chosen.metric]?.values ?? {});

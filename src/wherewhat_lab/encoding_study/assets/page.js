@@ -3,11 +3,11 @@ const data = stored;
 const hidden = new Set();
 const fixed = (x, digits = 3) => (x === null || x === undefined ? "none" : x.toFixed(digits));
 // A chart without its own legend: the legend at the top applies to all charts.
-const plot = (id, { data: traces, layout }) => draw(id, { data: traces.filter((one) => !hidden.has(one.legendgroup)), layout });
+const plot = (id, { data: traces, layout }) => draw(id, { data: traces.filter((trace) => !hidden.has(trace.legendgroup)), layout });
 
 function drawLength() {
   const method = by("method").value;
-  const without = data.encodings.filter((one) => !hidden.has(one.name) && !one.lengths.methods[method]).map((one) => one.name);
+  const without = data.encodings.filter((encoding) => !hidden.has(encoding.name) && !encoding.lengths.methods[method]).map((encoding) => encoding.name);
   by("length-note").textContent =
     "Loss by position range of a quarter context, mean over seeds and documents with 95 % intervals over documents. The vertical line is the training context." +
     (without.length ? ` The method does not apply to ${without.join(", ")}.` : "") +
@@ -18,9 +18,9 @@ const drawPerturb = () => plot("perturb", CHARTS.perturb[by("kind").value]);
 function drawRelation() {
   const [x, y] = [by("x").value, by("y").value];
   plot("relation", CHARTS.relation[x][y]);
-  const found = data.relations.find((one) => one.x === x && one.y === y);
-  by("relation-note").textContent = found.rho === null ? "Too few encodings for a correlation."
-    : `Spearman's ρ = ${fixed(found.rho, 2)} (95 % ${fixed(found.low, 2)} to ${fixed(found.high, 2)}, bootstrap over encodings), p = ${fixed(found.p, 2)} (permutation test), n = ${found.n} encodings, means over seeds. With this few encodings only a nearly perfect order is significant.`;
+  const correlation = relation(x, y);
+  by("relation-note").textContent = correlation.rho === null ? "Too few encodings for a correlation."
+    : `Spearman's ρ = ${fixed(correlation.rho, 2)} (95 % ${fixed(correlation.low, 2)} to ${fixed(correlation.high, 2)}, bootstrap over encodings), p = ${fixed(correlation.p, 2)} (permutation test), n = ${correlation.n} encodings, means over seeds. With this few encodings only a nearly perfect order is significant.`;
 }
 function drawAll() {
   by("legend").querySelectorAll(".swatch").forEach((swatch, i) => (swatch.style.background = coloured(CHARTS.colours[i], "color")));
@@ -52,8 +52,8 @@ choices("kind", Object.entries(data.kinds), drawPerturb);
 choices("x", Object.entries(data.additivity), drawRelation);
 choices("y", Object.entries(data.tolerance), drawRelation);
 table(by("when-table"), ["encoding", ...CHARTS.when.layout.yaxis.categoryarray], CHARTS.events);
-const relation = (x, y) => data.relations.find((one) => one.x === x && one.y === y);
-const inWords = (one) => (one.rho === null ? "too few" : `${fixed(one.rho, 2)} (${fixed(one.low, 2)} to ${fixed(one.high, 2)}), p = ${fixed(one.p, 2)}, n = ${one.n}`);
+const relation = (x, y) => data.relations.find((entry) => entry.x === x && entry.y === y);
+const inWords = (correlation) => (correlation.rho === null ? "too few" : `${fixed(correlation.rho, 2)} (${fixed(correlation.low, 2)} to ${fixed(correlation.high, 2)}), p = ${fixed(correlation.p, 2)}, n = ${correlation.n}`);
 table(by("relation-table"), ["robustness", ...Object.values(data.additivity)],
   Object.entries(data.tolerance).map(([y, name]) => [name, ...Object.keys(data.additivity).map((x) => inWords(relation(x, y)))]));
 by("time").style.height = `${CHARTS.time.layout.height}px`;

@@ -1,7 +1,7 @@
 // Text from files is only ever set through textContent; plotly's texts are escaped where they are made.
 const data = stored;
 const charts = [];
-const drawAll = () => charts.forEach(([id, one]) => draw(id, { data: one.traces, layout: one.layout }));
+const drawAll = () => charts.forEach(([id, chart]) => draw(id, { data: chart.traces, layout: chart.layout }));
 
 by("about").textContent = data.about;
 data.sections.forEach((section, i) => {
@@ -9,16 +9,16 @@ data.sections.forEach((section, i) => {
   make(parent, "h2", `${i + 1}. ${section.title}`, { id: `h-${i}` });
   make(parent, "p", section.note, { class: "note" });
   const grid = make(parent, "div", null, { class: "charts" });
-  section.charts.forEach((one, j) => {
+  section.charts.forEach((chart, j) => {
     const figure = make(grid, "figure");
-    make(figure, "figcaption", one.title);
-    make(figure, "div", null, { id: `chart-${i}-${j}`, class: "chart", role: "img", "aria-label": `${section.title}: ${one.title}` });
-    charts.push([`chart-${i}-${j}`, one]);
+    make(figure, "figcaption", chart.title);
+    make(figure, "div", null, { id: `chart-${i}-${j}`, class: "chart", role: "img", "aria-label": `${section.title}: ${chart.title}` });
+    charts.push([`chart-${i}-${j}`, chart]);
   });
-  for (const one of section.tables) {
-    make(parent, "h3", one.title);
-    const place = make(parent, "div", null, { class: "scroll", tabindex: "0", role: "region", "aria-label": `${section.title}: ${one.title}` });
-    table(place, one.header, one.rows);
+  for (const { title, header, rows } of section.tables) {
+    make(parent, "h3", title);
+    const place = make(parent, "div", null, { class: "scroll", tabindex: "0", role: "region", "aria-label": `${section.title}: ${title}` });
+    table(place, header, rows);
   }
 });
 writeRuns(data.runs);
