@@ -200,7 +200,7 @@ def made(hostile_model, tmp_path_factory):
     lines = [{"name": f"<i>{number}", "text": HOSTILE * (3 + number)} for number in range(2)]
     text.write_text("\n".join(map(json.dumps, lines)))
     out = folder / "runs"
-    report = make_report(ModelRequest(model=hostile_model, device="cpu"), out=out, text=[str(text)], tokens=TOKENS)
+    report = make_report(ModelRequest(model=hostile_model, device="cpu"), out=out, files=[str(text)], tokens=TOKENS)
     return Made(report, report.write(out / f"{report.name}.html"), out, text)
 
 
@@ -223,7 +223,7 @@ def beside(made, hostile_model, tmp_path_factory):
         ModelRequest(model=hostile_model, device="cpu", weights="random"),
         ModelRequest(model=other, device="cpu"),
     ]
-    report = make_report(models, out=made.out, text=[str(made.text)], tokens=TOKENS)
+    report = make_report(models, out=made.out, files=[str(made.text)], tokens=TOKENS)
     return report, report.write(made.out / "beside.html")
 
 
@@ -246,7 +246,7 @@ def tuned(made, hostile_model, tmp_path_factory):
     changed.save_pretrained(folder)
     AutoTokenizer.from_pretrained(hostile_model).save_pretrained(folder)
     models = [ModelRequest(model=model, device="cpu") for model in (hostile_model, folder)]
-    report = make_report(models, out=made.out, text=[str(made.text)], tokens=TOKENS)
+    report = make_report(models, out=made.out, files=[str(made.text)], tokens=TOKENS)
     return report, report.write(made.out / "tuned.html")
 
 

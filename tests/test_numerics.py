@@ -78,7 +78,7 @@ def _measure_and_train(folder, text, out, first):
         for name in ("axes", "heads", "perturb"):
             options = {"kinds": "words", "rates": "0.2"} if name == "perturb" else {}
             model = ModelRequest(model=folder, dtype=dtype)
-            found.append(run(Request(measurement=name, model=model, text=(text,), tokens=32, options=options), out=to))
+            found.append(run(Request(measurement=name, model=model, files=(text,), tokens=32, options=options), out=to))
         return found
 
     if first == "bfloat16":

@@ -38,12 +38,21 @@ _Checked = TypeVar("_Checked", bound=Callable[..., Any])
 _Config = TypeVar("_Config")
 
 
-def option(default: Any, help_text: str, *, metavar: str | None = None, later: bool = False) -> Any:
+def option(
+    default: Any, help_text: str, *, metavar: str | None = None, later: bool = False, flag: str | None = None
+) -> Any:
     """Return a dataclass field with a default, one line of help, and the name of its value in a usage line.
 
     An option that was added ``later`` is stored only if it differs from its default, so that earlier runs are reused.
+    ``flag`` is its name on the command line and in files, if that is not the field's.
     """
-    return dataclasses.field(default=default, metadata={"help": help_text, "metavar": metavar, "later": later})
+    described = {"help": help_text, "metavar": metavar, "later": later, "flag": flag}
+    return dataclasses.field(default=default, metadata=described)
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """Return the name of a field on the command line, without dashes in front, and in files."""
+    return field.metadata.get("flag") or field.name.replace("_", "-")
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:

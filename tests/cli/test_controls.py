@@ -54,7 +54,7 @@ def test_report_command(cli, model, text):
 
 
 def test_python(model, text, tmp_path):
-    request = Request(measurement="axes", model=ModelRequest(model=model), text=(str(text),), tokens=24)
+    request = Request(measurement="axes", model=ModelRequest(model=model), files=(str(text),), tokens=24)
     made = run_with_controls(request, ("random", "shuffled"), out=tmp_path)
     assert list(made.runs) == ["trained", "random"]
     assert made.left_out == {"shuffled": REASON}
@@ -67,7 +67,7 @@ def refuse_to_load(*_, **__):
 
 
 def test_a_control_that_cannot_be_made_is_not_tried_again(model, text, tmp_path, monkeypatch):
-    request = Request(measurement="axes", model=ModelRequest(model=model), text=(str(text),), tokens=24)
+    request = Request(measurement="axes", model=ModelRequest(model=model), files=(str(text),), tokens=24)
     made = run_with_controls(request, ("random", "shuffled"), out=tmp_path)
     monkeypatch.setattr("wherewhat.runs.execution.load_model", refuse_to_load)
     again = run_with_controls(request, ("random", "shuffled"), out=tmp_path)
@@ -81,7 +81,7 @@ def test_a_control_that_was_too_large_is_tried_again(model, text, tmp_path, monk
     def too_large(*_, **__):
         raise TooLargeError("more than main memory")
 
-    request = Request(measurement="axes", model=ModelRequest(model=model), text=(str(text),), tokens=24)
+    request = Request(measurement="axes", model=ModelRequest(model=model), files=(str(text),), tokens=24)
     with monkeypatch.context() as patch:
         patch.setattr("wherewhat.runs.execution.load_model", too_large)
         assert run_control(request.with_weights("random"), out=tmp_path) == "more than main memory"
@@ -91,7 +91,7 @@ def test_a_control_that_was_too_large_is_tried_again(model, text, tmp_path, monk
 @pytest.mark.slow
 def test_report_in_python_keeps_the_reason(model, text, tmp_path, monkeypatch):
     def made():
-        return make_report(ModelRequest(model=model, device="cpu"), out=tmp_path, text=[str(text)], tokens=24)
+        return make_report(ModelRequest(model=model, device="cpu"), out=tmp_path, files=[str(text)], tokens=24)
 
     first = made()
     assert f"axes (shuffled): {REASON}" in first.data["models"][0]["left_out"]

@@ -15,7 +15,7 @@ from fuzz.kills import kill
 
 
 def _run(measurement: str, model: str, out: str) -> None:
-    wherewhat.run(wherewhat.Request(measurement, model=model, text=("text.txt",), tokens=16), out=out)
+    wherewhat.run(wherewhat.Request(measurement, model=model, files=("text.txt",), tokens=16), out=out)
 
 
 def _open_result(run: str) -> None:
@@ -53,7 +53,7 @@ def _planted(fault: str) -> None:
 
 CALLS: dict[str, Callable[..., Any]] = {
     "load": lambda model: wherewhat.load(model, device="cpu"),
-    "measure": lambda name, model, text: wherewhat.measure(name, model, text=text, tokens=16),
+    "measure": lambda name, model, text: wherewhat.measure(name, model, files=text, tokens=16),
     "run": _run,
     "kill": kill,
     "read_documents": lambda source: wherewhat.read_documents(source),

@@ -737,7 +737,7 @@ def test_stored_through_the_pipeline(tmp_path):
     request = Request(
         measurement="frequencies",
         model=ModelRequest(model=save_model(tmp_path / "tiny")),
-        text=(str(text),),
+        files=(str(text),),
         tokens=24,
         options={"bands": "2", "heads": "0.1,1.0"},
     )

@@ -447,7 +447,7 @@ def test_through_the_pipeline(tmp_path, bos):
     asked = Request(
         measurement="perturb",
         model=ModelRequest(model=folder),
-        text=(str(text),),
+        files=(str(text),),
         tokens=36,
         options={"rates": "0,0.05,0.1,0.5", "seeds": 1},
     )

@@ -72,7 +72,7 @@ def test_a_registered_measurement_is_everywhere(model, text, cli, tmp_path):
     entry = {"models": [str(model)], "texts": [str(text)], "measurements": ["key_norm"], "tokens": 16}
     sweep.write_text(json.dumps(entry))
     assert [cell.request.measurement for cell in expand(read_sweep_file(sweep))] == ["key_norm"]
-    made = make_report(ModelRequest(model=model, device="cpu"), out=tmp_path / "out", text=[str(text)], tokens=16)
+    made = make_report(ModelRequest(model=model, device="cpu"), out=tmp_path / "out", files=[str(text)], tokens=16)
     (section,) = (other for other in made.data["models"][0]["others"] if other["name"] == "key_norm")
     assert section["name"] == "key_norm"
     assert section["rows"][0]["controls"]["random"]["mean"] > 0

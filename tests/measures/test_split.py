@@ -311,7 +311,7 @@ def gpt2(tmp_path_factory):
 
 
 def request(folder, texts, **changes):
-    return Request(measurement="split", model=ModelRequest(model=folder), text=texts, tokens=24, **changes)
+    return Request(measurement="split", model=ModelRequest(model=folder), files=texts, tokens=24, **changes)
 
 
 def stored(directory, metric, layer):

@@ -399,7 +399,7 @@ def test_model_without_rotation(tmp_path):
 def test_beyond_the_trained_length(model, text, tmp_path):
     text.write_text("the cat sat on a mat and the dog ran " * 20)
     request = ModelRequest(model=model, device="cpu")
-    made = judge_claims(request, claims=(9,), text=[str(text)], tokens=32, out=tmp_path / "runs")
+    made = judge_claims(request, claims=(9,), files=[str(text)], tokens=32, out=tmp_path / "runs")
     assert made.verdicts[9] == "cannot be told"  # a single document has no interval
     assert [run["measurement"] for run in made.data["runs"]].count("extend") == 1
 

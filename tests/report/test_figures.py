@@ -47,7 +47,7 @@ def results(tmp_path_factory):
             wherewhat.Request(
                 measurement=name,
                 model=wherewhat.ModelRequest(model=model, device="cpu"),
-                text=(str(text),),
+                files=(str(text),),
                 tokens=24,
                 options=options,
             ),

@@ -292,7 +292,7 @@ def test_hostile_text_is_only_data(page, made, data):
 
 def test_same_runs_same_bytes(made, hostile_model, tmp_path):
     again = make_report(
-        ModelRequest(model=hostile_model, device="cpu"), out=made.out, text=[str(made.text)], tokens=TOKENS
+        ModelRequest(model=hostile_model, device="cpu"), out=made.out, files=[str(made.text)], tokens=TOKENS
     )
     assert again.name == made.report.name
     assert again.write(tmp_path / "new" / "again.html").read_bytes() == made.path.read_bytes()
@@ -351,7 +351,7 @@ def test_a_model_without_rotation_has_a_page_too(tmp_path):
     folder = save_model(tmp_path / "gpt2", config)
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on a mat and the dog ran " * 3)
-    report = make_report(ModelRequest(model=folder), out=tmp_path / "runs", text=[str(text)], tokens=24)
+    report = make_report(ModelRequest(model=folder), out=tmp_path / "runs", files=[str(text)], tokens=24)
     (data,) = report.data["models"]
     assert sorted(line.split()[0].strip(":") for line in data["left_out"]) == [
         "distance",
@@ -396,7 +396,7 @@ def test_the_newest_plan_of_the_same_weights_is_shown(made, hostile_model, tmp_p
     damaged["provenance"]["curve"] = [{"share": "x"}]
     (out / "plan-d.json").write_text(json.dumps(damaged))
     model = ModelRequest(model=hostile_model, device="cpu")
-    report = make_report(model, out=out, text=[str(made.text)], tokens=TOKENS)
+    report = make_report(model, out=out, files=[str(made.text)], tokens=TOKENS)
     (shown,) = (other for other in report.data["models"][0]["others"] if other["name"] == "plan")
     assert shown["summary"] == known["sentence"]
     assert "scored on 1 document of 200 tokens" in shown["about"]

@@ -90,9 +90,9 @@ def test_an_interrupted_report_goes_on(made, hostile_model, tmp_path, monkeypatc
     for module in (measuring, controls):
         monkeypatch.setattr(module, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        make_report(request, out=tmp_path, text=[str(made.text)], tokens=TOKENS)
+        make_report(request, out=tmp_path, files=[str(made.text)], tokens=TOKENS)
     told = Told()
-    again = make_report(request, out=tmp_path, text=[str(made.text)], tokens=TOKENS, progress=told)
+    again = make_report(request, out=tmp_path, files=[str(made.text)], tokens=TOKENS, progress=told)
     assert len(calls) == 3 + 9
     assert any(line.startswith("11 measurements, 2 of them finished earlier: about ") for line in told.lines)
     for run in again.data["models"][0]["runs"]:
@@ -110,7 +110,7 @@ def test_a_finished_report_is_made_again_without_the_model(made, hostile_model, 
         monkeypatch.setattr(module, "run", refuse)
     told = Told()
     request = ModelRequest(model=hostile_model, device="cpu")
-    again = make_report(request, out=made.out, text=[str(made.text)], tokens=TOKENS, progress=told)
+    again = make_report(request, out=made.out, files=[str(made.text)], tokens=TOKENS, progress=told)
     assert again.html() == made.report.html()
     assert "all 11 measurements were finished earlier" in told.lines
 
@@ -121,7 +121,7 @@ def test_the_first_measurement_must_succeed(made, hostile_model, tmp_path, monke
 
     monkeypatch.setattr(measuring, "run", refuse)
     with pytest.raises(MeasureError):
-        make_report(ModelRequest(model=hostile_model), out=tmp_path, text=[str(made.text)], tokens=TOKENS)
+        make_report(ModelRequest(model=hostile_model), out=tmp_path, files=[str(made.text)], tokens=TOKENS)
 
 
 def test_models_are_loaded_once_for_each_weights():

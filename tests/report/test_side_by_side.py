@@ -231,7 +231,7 @@ def spelled(speller, tmp_path_factory):
 
 def report(model, text, out):
     asked = ModelRequest(model=model, device="cpu")
-    return make_report(asked, out=out, text=[str(text)], tokens=LENGTH)
+    return make_report(asked, out=out, files=[str(text)], tokens=LENGTH)
 
 
 @pytest.mark.slow
@@ -280,7 +280,7 @@ def test_the_newest_run_is_shown_and_unfinished_ones_are_not(spelled, speller, t
     request = Request(
         "attention",
         model=ModelRequest(model=speller, device="cpu"),
-        text=(str(spelled / "text.jsonl"),),
+        files=(str(spelled / "text.jsonl"),),
         tokens=LENGTH - 4,
     )
     newer = wherewhat.run(request, out=out)

@@ -203,7 +203,9 @@ def test_a_run_with_a_device_map(folder, tmp_path):
     text.write_text("the cat sat on a mat and the dog ran " * 4)
 
     def scores(**options):
-        request = Request(measurement="axes", model=ModelRequest(model=folder, **options), text=(str(text),), tokens=24)
+        request = Request(
+            measurement="axes", model=ModelRequest(model=folder, **options), files=(str(text),), tokens=24
+        )
         return run(request, out=tmp_path / "runs").scores()
 
     assert scores(device_map="auto").equals(scores(device="auto"))

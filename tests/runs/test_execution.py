@@ -36,7 +36,7 @@ def text(tmp_path_factory):
 
 
 def request(folder, text, **changes) -> Request:
-    return Request(measurement="attention", model=ModelRequest(model=folder), text=(text,), tokens=24, **changes)
+    return Request(measurement="attention", model=ModelRequest(model=folder), files=(text,), tokens=24, **changes)
 
 
 def values(directory) -> dict:
@@ -115,7 +115,7 @@ def test_load_refuses_what_it_cannot_prove(folder, monkeypatch):
 def test_summary_is_the_mean_over_heads_with_an_interval_over_documents(folder, text, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("a dog and a cat ran on the mat . " * 4)
-    both = Request(measurement="attention", model=ModelRequest(model=folder), text=(text, str(other)), tokens=24)
+    both = Request(measurement="attention", model=ModelRequest(model=folder), files=(text, str(other)), tokens=24)
     directory = run(both, out=tmp_path / "out")
     entropy = StoredRun(directory).summaries[0]
     table = directory.scores().to_pydict()
@@ -133,7 +133,7 @@ def test_summary_is_the_mean_over_heads_with_an_interval_over_documents(folder, 
     short = tmp_path / "short.txt"
     short.write_text("the dog ran on a mat and the cat sat")
     for measurement in ("axes", "heads"):
-        wanted = replace(both, measurement=measurement, text=(text, str(short)))
+        wanted = replace(both, measurement=measurement, files=(text, str(short)))
         with pytest.raises(TextError, match="document 'short': the text has 10 tokens, but 24 were asked for"):
             run(wanted, out=tmp_path / "out")
 
@@ -141,7 +141,7 @@ def test_summary_is_the_mean_over_heads_with_an_interval_over_documents(folder, 
 def test_documents_together_have_one_distance_curve(folder, text, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("a dog and a cat ran on the mat . " * 4)
-    both = Request(measurement="axes", model=ModelRequest(model=folder), text=(text, str(other)), tokens=24)
+    both = Request(measurement="axes", model=ModelRequest(model=folder), files=(text, str(other)), tokens=24)
     directory = run(both, out=tmp_path / "out")
     table = directory.scores().to_pydict()
     rows = zip(table["document"], table["layer"], table["head"], table["metric"], table["value"], strict=True)
@@ -153,7 +153,7 @@ def test_documents_together_have_one_distance_curve(folder, text, tmp_path):
         torch.testing.assert_close(curves[f"-/{layer}/shared_a"].double(), mean, rtol=1e-5, atol=1e-6)
         for head in range(4):
             assert found[layer, head, "r_shared"] <= found[layer, head, "r_separate"] + 1e-9
-    alone = run(Request(measurement="axes", model=ModelRequest(model=folder), text=(text,), tokens=24), out=tmp_path)
+    alone = run(Request(measurement="axes", model=ModelRequest(model=folder), files=(text,), tokens=24), out=tmp_path)
     assert "r_shared" not in alone.scores().to_pydict()["metric"]
 
 
@@ -209,7 +209,7 @@ def test_axes_without_curves_leave_out_the_scores_that_need_them(folder, text, t
     """Identity: without curves, all scores of single documents are the same; a resumed run has the same bytes."""
     other = tmp_path / "other.txt"
     other.write_text("a dog and a cat ran on the mat . " * 4)
-    plain = Request(measurement="axes", model=ModelRequest(model=folder), text=(text, str(other)), tokens=24)
+    plain = Request(measurement="axes", model=ModelRequest(model=folder), files=(text, str(other)), tokens=24)
     without = replace(plain, options={"curves": False})
     whole = run(plain, out=tmp_path / "whole")
     made = run(without, out=tmp_path / "made")
@@ -218,7 +218,7 @@ def test_axes_without_curves_leave_out_the_scores_that_need_them(folder, text, t
     assert made.scores().to_pylist() == kept
     assert len(made.heads()) > 0
     assert "r_shared" in whole.heads().columns
-    execution_run(replace(without, text=(text,)), out=tmp_path / "one")  # a single document has no such scores anyway
+    execution_run(replace(without, files=(text,)), out=tmp_path / "one")  # a single document has no such scores anyway
     prepared = prepare(without, out=tmp_path / "resumed", progress=Silent(), models=(models := LastModel()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunDirectory, "finish", lambda *_, **__: None)

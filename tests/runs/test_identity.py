@@ -684,7 +684,7 @@ class Asked:
         self.request = Request(
             "attention",
             model=ModelRequest(model=self.model, device="cpu"),
-            text=(str(folder / "a.txt"), str(folder / "b.txt")),
+            files=(str(folder / "a.txt"), str(folder / "b.txt")),
             tokens=16,
         )
 
@@ -759,9 +759,9 @@ REQUEST_CHANGES = {
     "chunk": lambda asked: asked.of_request(chunk=8),
     "measurement": lambda asked: asked.of_request(measurement="heads"),
     "number of documents": lambda asked: asked.of_request(documents=1),
-    "order of documents": lambda asked: asked.of_request(text=asked.request.text[::-1]),
+    "order of documents": lambda asked: asked.of_request(files=asked.request.files[::-1]),
     "text": _text,
-    "prompts": lambda asked: asked.of_request(text=None, prompts="random", documents=2),
+    "prompts": lambda asked: asked.of_request(files=None, prompts="random", documents=2),
     "tokenizer": _tokenizer,
     "weights": _weights,
     "control": lambda asked: asked.of_model(weights="random"),
@@ -853,7 +853,7 @@ def _moved_model(asked):
 def _moved_text(asked):
     moved = asked.folder / "texts"
     moved.mkdir()
-    asked.of_request(text=tuple(shutil.copy(file, moved) for file in asked.request.text))
+    asked.of_request(files=tuple(shutil.copy(file, moved) for file in asked.request.files))
 
 
 def _touched(asked):
@@ -864,7 +864,7 @@ def _touched(asked):
 def _relative(asked):
     asked.patch.chdir(asked.folder)
     asked.of_model(model=asked.model.relative_to(asked.folder))
-    asked.of_request(text=("a.txt", "./b.txt"))
+    asked.of_request(files=("a.txt", "./b.txt"))
     asked.out = Path("runs")
 
 
@@ -956,7 +956,7 @@ def _excerpt_of_memory(asked):
 
 def _cell(asked):
     path = asked.folder / "sweep.json"
-    values = {"models": [str(asked.model)], "texts": [asked.request.text[0]], "measurements": ["mine"], "tokens": 16}
+    values = {"models": [str(asked.model)], "texts": [asked.request.files[0]], "measurements": ["mine"], "tokens": 16}
     path.write_text(json.dumps(values))
     return expand(read_sweep_file(path))[0].id
 
@@ -1024,7 +1024,7 @@ def test_again_tries_again_what_could_not_be_made(asked, monkeypatch):
 
 
 def test_again_on_the_command_line(cli, asked):
-    words = ["attention", asked.model, "--text", asked.request.text[0], "--tokens", 16, "--device", "cpu"]
+    words = ["attention", asked.model, "--text", asked.request.files[0], "--tokens", 16, "--device", "cpu"]
     words += ["--no-control", "--out", asked.out]
     assert cli(*words).code == 0
     stored = next(asked.out.glob("attention-*")) / "provenance.json"

@@ -72,7 +72,7 @@ def result(folder, tmp_path_factory):
         files.append(here / f"{number}.txt")
         files[-1].write_text(f"{words} " * 4)
     request = Request(
-        measurement="axes", model=ModelRequest(model=folder, device="cpu"), text=tuple(map(str, files)), tokens=30
+        measurement="axes", model=ModelRequest(model=folder, device="cpu"), files=tuple(map(str, files)), tokens=30
     )
     return run(request, out=here / "runs")
 
@@ -117,7 +117,7 @@ def test_the_command_shows_the_kinds_beside_their_controls(cli, folder, text):
 def test_the_report_shows_the_kinds(folder, text, tmp_path):
     from wherewhat.report.report import make_report
 
-    made = make_report(ModelRequest(model=folder, device="cpu"), out=tmp_path, text=[str(text)], tokens=24)
+    made = make_report(ModelRequest(model=folder, device="cpu"), out=tmp_path, files=[str(text)], tokens=24)
     (model,) = made.data["models"]
     assert model["model"]["kinds"] == {LOCAL: [0, 1, 3], GLOBAL: [2]}
     names = [value["name"] for value in model["numbers"][0]["kinds"]]

@@ -56,12 +56,12 @@ def test_items_are_not_repeated_for_texts_or_seeds(sweep_file, tmp_path):
     choices = {"measurement": "choices", "items": write_items(tmp_path / "q.jsonl")}
     axes = {"texts": ["a.txt", "b.txt"], "weights": ["trained", "random"], "seeds": [0, 1]}
     cells = expand(sweep_file({**BASE, **axes, "measurements": [choices]}))
-    assert [(c.request.text, c.text, c.request.model.weights, c.request.model.seed) for c in cells] == [
+    assert [(c.request.files, c.text, c.request.model.weights, c.request.model.seed) for c in cells] == [
         (None, None, "trained", 0), (None, None, "random", 0), (None, None, "random", 1),
     ]  # fmt: skip
     texts = {"prose": "a.txt", "first": {"items": choices["items"]}}
     (cell,) = expand(sweep_file({**BASE, "texts": texts, "measurements": ["choices"]}))
-    assert (cell.text, cell.request.text, cell.request.items) == ("first", None, choices["items"])
+    assert (cell.text, cell.request.files, cell.request.items) == ("first", None, choices["items"])
 
 
 def test_items_are_known_by_their_content(sweep_file, tmp_path):

@@ -64,7 +64,7 @@ def claims(
     judgement = judge_claims(
         request,
         claims=tuple(claim or ()),
-        text=tuple(text) if text else None,
+        files=tuple(text) if text else None,
         documents=documents,
         tokens=tokens,
         prompts=prompts,

@@ -15,7 +15,7 @@ import typer
 
 from wherewhat.boundary import output_file, output_folder, shown, user_path
 from wherewhat.errors import ConfigError
-from wherewhat.options import build_config, nearest, parse_assignments, read_config, type_hints
+from wherewhat.options import build_config, flag_of, nearest, parse_assignments, read_config, type_hints
 from wherewhat.runs.request import ModelRequest, Request
 
 DEFAULT_OUT = Path("runs")
@@ -82,7 +82,7 @@ def _parameters(request: type) -> list[inspect.Parameter]:
         if field.name == "model":
             info = typer.Argument(metavar="MODEL", help=described["help"])
         else:
-            info = typer.Option(f"--{field.name.replace('_', '-')}", **described)
+            info = typer.Option(f"--{flag_of(field)}", **described)
         keyword = inspect.Parameter.KEYWORD_ONLY
         options.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=Annotated[kind, info]))
     return options
@@ -129,15 +129,17 @@ def collect(context: typer.Context, measurement: str) -> Given:
         assigned = from_file.pop("set", {})
         if not isinstance(assigned, dict):
             raise ConfigError(f"--config {shown(path)}: 'set' must be a table of names and values")
+        flags = {field.name: flag_of(field).replace("-", "_") for field in dataclasses.fields(Request)}
+        known = {flags.get(name, name): name for name in parameters}
         for name in from_file:
-            if name not in parameters:
+            if name not in known:
                 raise ConfigError(
-                    f"--config {shown(path)}: there is no option {shown(name)}: {nearest(name, sorted(parameters))}"
+                    f"--config {shown(path)}: there is no option {shown(name)}: {nearest(name, sorted(known))}"
                 )
         options = {**assigned, **options}
-        values = {**from_file, **values}
-    if isinstance(values.get("text"), str):
-        values["text"] = [values["text"]]
+        values = {**{known[name]: value for name, value in from_file.items()}, **values}
+    if isinstance(values.get("files"), str):
+        values["files"] = [values["files"]]
     rest = build_config(_Rest, {name: str(values.pop(name)) for name in ("out", "control", "again") if name in values})
     names = {field.name for field in dataclasses.fields(ModelRequest)}
     model = build_config(ModelRequest, {name: value for name, value in values.items() if name in names})

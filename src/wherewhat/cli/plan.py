@@ -65,7 +65,7 @@ def plan(
     model = {field.name: fields.pop(field.name) for field in dataclasses.fields(ModelRequest)}
     cache_plan = make_plan(
         ModelRequest(**model),
-        text=tuple(text) if text else None,
+        files=tuple(text) if text else None,
         out=out,
         triattention=triattention,
         again=again,

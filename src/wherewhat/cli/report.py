@@ -71,7 +71,7 @@ def report(
             for name in weights or ["trained"]
         ],
         out=out,
-        text=tuple(text) if text else None,
+        files=tuple(text) if text else None,
         documents=documents,
         tokens=tokens,
         training=tuple(user_path(folder, name="--training") for folder in training or ()),

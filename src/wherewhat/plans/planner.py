@@ -74,7 +74,7 @@ def make_plan(
     model: ModelRequest | MemoryModel,
     request: PlanRequest | None = None,
     *,
-    text: tuple[str, ...] | None = None,
+    files: tuple[str, ...] | None = None,
     texts: tuple[Document, ...] | None = None,
     out: str | os.PathLike[str] = "runs",
     triattention: str | os.PathLike[str] | None = None,
@@ -90,7 +90,7 @@ def make_plan(
     Args:
         model: A name, folder or file, a model of transformers in memory, or what :func:`wherewhat.load` returned.
         request: What the plan has to reach; or give its fields as ``options``, such as ``budget=0.25``.
-        text: Text files; by default the embedded prose.
+        files: Text files; by default the embedded prose.
         texts: Texts in place of files: strings, documents or token ids.
         out: Folder of run directories.
         triattention: Also write statistics of the documents for choosing to this file, see
@@ -109,7 +109,7 @@ def make_plan(
     if triattention is not None:
         triattention = output_file(triattention, name="--triattention")
     needed = request.choose + request.documents
-    documents = list(texts) if texts is not None else read_documents(text)
+    documents = list(texts) if texts is not None else read_documents(files)
     if len(documents) < needed:
         raise TextError(
             f"a plan needs {request.choose} documents for choosing and {request.documents} others for measuring, but "

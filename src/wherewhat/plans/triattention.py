@@ -141,7 +141,7 @@ def save_triattention(
     model: ModelRequest | MemoryModel,
     file: str | os.PathLike[str],
     *,
-    text: tuple[str, ...] | None = None,
+    files: tuple[str, ...] | None = None,
     texts: tuple[Document, ...] | None = None,
     tokens: int = 512,
     beyond: bool = False,
@@ -156,7 +156,7 @@ def save_triattention(
     Args:
         model: A name, folder or file, a model of transformers in memory, or what :func:`wherewhat.load` returned.
         file: The file to write, such as ``stats.pt``; ``torch.load(file, weights_only=True)`` reads it.
-        text: Text files; by default the embedded prose.
+        files: Text files; by default the embedded prose.
         texts: Texts in place of files: strings, documents or token ids.
         tokens: Tokens of each text.
         beyond: Allow texts longer than the model's trained length.
@@ -165,7 +165,7 @@ def save_triattention(
     progress = progress or Silent()
     file = output_file(file, name="the file")
     check_at_most(MOST_TOKENS, tokens=tokens)
-    documents = list(texts) if texts is not None else read_documents(text)
+    documents = list(texts) if texts is not None else read_documents(files)
     progress.say(f"loading {model.model}")
     loaded = load_model(model, say=progress.say, hashed=False)
     with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):

@@ -143,7 +143,7 @@ def judge_claims(
     model: ModelRequest | MemoryModel,
     *,
     claims: Sequence[int] = (),
-    text: Sequence[str] | None = None,
+    files: Sequence[str] | None = None,
     texts: tuple[Document, ...] | None = None,
     documents: int | None = None,
     tokens: int | None = None,
@@ -161,7 +161,7 @@ def judge_claims(
         model: A name, folder or file, a model of transformers in memory, or what :func:`wherewhat.load` returned. A
             model in memory brings its tokenizer as a pipeline, or as :class:`~wherewhat.runs.request.MemoryModel`.
         claims: Numbers of the claims; all by default.
-        text: Files, folders or ``-``; None for the embedded text.
+        files: Files, folders or ``-``; None for the embedded text.
         texts: Strings, documents or token ids instead.
         documents: Documents of each measurement; by default the first four, and eight for perturbed words.
         tokens: Tokens of each for the decomposition; 512 by default, or as many as model and texts have. Others use
@@ -177,7 +177,7 @@ def judge_claims(
         raise ConfigError(f"--prompts is {prompts}: at least 1 is needed")
     check_at_most(MOST_DOCUMENTS, **{"--prompts": prompts})
     Request(measurement="axes", documents=documents, tokens=tokens)  # raises for wrong values
-    inputs = given_text(text, documents=documents, out=out, texts=texts, default=_MOST_DOCUMENTS)
+    inputs = given_text(files, documents=documents, out=out, texts=texts, default=_MOST_DOCUMENTS)
     seen, pace = seen_model(
         model, inputs.documents, tokens=tokens, out=out, progress=progress, models=models, again=again
     )
@@ -234,7 +234,7 @@ def _schedule(
             count = documents or run.documents or _DOCUMENTS
             request = replace(request, prompts=claim_run.prompts, documents=count, tokens=length)
         else:
-            request = replace(request, text=inputs.sources, texts=inputs.texts, documents=count, tokens=length)
+            request = replace(request, files=inputs.sources, texts=inputs.texts, documents=count, tokens=length)
         requests[name] = request
         scheduled.append((ScheduledRun(request, run.passes * count * length), run))
     return requests, with_controls(scheduled), reasons

@@ -77,7 +77,7 @@ class _RecordedStream:
 
 
 def given_text(
-    text: Sequence[str] | None,
+    files: Sequence[str] | None,
     *,
     documents: int | None,
     out: Path,
@@ -89,12 +89,12 @@ def given_text(
     Without a number of documents, these are the first ``default``. The content of standard input is kept in ``out``.
     """
     if texts is not None:
-        if text:
-            raise ConfigError("text (files) and texts (strings or token ids) were both given: give one of them")
+        if files:
+            raise ConfigError("files and texts were both given: give one of them")
         check_count(documents, len(texts))
         chosen = texts[: documents or default]
         return GivenText(None, list(chosen), texts=chosen)
-    sources = tuple(text) if text else None
+    sources = tuple(files) if files else None
     if sources is None:
         return GivenText(None, read_documents(None, count=documents or default))
     piped = getattr(sys.stdin, "buffer", None) if _STANDARD_INPUT in sources else None
@@ -122,7 +122,7 @@ def schedule(
     model: ModelRequest | MemoryModel,
     capacity: Capacity,
     *,
-    text: Sequence[str] | None = None,
+    files: Sequence[str] | None = None,
     texts: tuple[Document, ...] | None = None,
     documents: int = DOCUMENTS,
     tokens: int = TOKENS,
@@ -144,7 +144,7 @@ def schedule(
         request = Request(
             measurement=measurement.name,
             model=model,
-            text=tuple(text) if text else None,
+            files=tuple(files) if files else None,
             texts=texts,
             documents=count,
             tokens=length,

@@ -44,7 +44,7 @@ def make_report(
     models: Sequence[ModelRequest | MemoryModel],
     *,
     out: str | os.PathLike[str],
-    text: Sequence[str] | None = None,
+    files: Sequence[str] | None = None,
     texts: tuple[Document, ...] | None = None,
     documents: int | None = None,
     tokens: int = TOKENS,
@@ -58,7 +58,7 @@ def make_report(
         models: The model, in memory or by name, or several to be shown side by side, including control models. A model
             in memory brings its tokenizer as a pipeline, or as :class:`~wherewhat.runs.request.MemoryModel`.
         out: Folder of run directories.
-        text: Files, folders or ``-``; None for the embedded text.
+        files: Files, folders or ``-``; None for the embedded text.
         texts: Strings, documents or token ids instead.
         documents: Documents of the decomposition; the first four by default.
         tokens: Tokens of each.
@@ -76,7 +76,7 @@ def make_report(
     Request(measurement="axes", documents=documents, tokens=tokens)
     plotly_js()
     learning = learning_curves([user_path(folder, name="--training") for folder in training], out=out)
-    inputs = given_text(text, documents=documents, out=out, texts=texts)
+    inputs = given_text(files, documents=documents, out=out, texts=texts)
     measured = []
     for number, model in enumerate(listed, 1):
         if len(listed) > 1:
@@ -138,7 +138,7 @@ def _measured(
     )
     inputs.keep()
     scheduled, left_out = schedule(
-        model, seen.capacity, text=inputs.sources, texts=inputs.texts, documents=len(inputs.documents), tokens=tokens
+        model, seen.capacity, files=inputs.sources, texts=inputs.texts, documents=len(inputs.documents), tokens=tokens
     )
     runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models, again=again)
     shown = {other.name for other in runs.others}

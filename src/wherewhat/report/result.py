@@ -260,7 +260,7 @@ def measure(
     ids: Any = None,
     *,
     texts: Any = None,
-    text: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     tokenizer: Any = None,
     controls: Sequence[Control] = (),
     out: str | os.PathLike[str] | None = None,
@@ -283,7 +283,7 @@ def measure(
             folder or file.
         ids: Token ids: ``(n,)`` for one document, ``(documents, n)`` or a list of lists for several.
         texts: Strings, documents or a column of a dataset instead; by default the embedded prose.
-        text: Files or folders to read texts from.
+        files: Files or folders to read texts from.
         tokenizer: Tokenizer of a model in memory, for texts.
         controls: Control models to measure as well: ``random``, ``shuffled``.
         out: Folder of run directories; None keeps the run in memory until it is saved.
@@ -306,7 +306,7 @@ def measure(
     request = Request(
         measurement,
         model=asked,
-        text=cast("Any", text),
+        files=cast("Any", files),
         texts=texts if ids is None else ids,
         documents=documents,
         tokens=tokens,

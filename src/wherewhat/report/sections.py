@@ -147,7 +147,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
             "heads": [int(excerpt.logits[layer].shape[0]) for layer in layers],
             "documents": len(first.documents),
             "tokens": request.tokens,
-            "embedded": request.text is None and request.texts is None,
+            "embedded": request.files is None and request.texts is None,
         },
         "findings": [{"text": finding.text, "link": finding.link} for finding in find(runs).values()],
         "captions": captions(runs),

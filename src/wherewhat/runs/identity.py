@@ -382,12 +382,12 @@ class KnownRuns:
 
 def _key(request: Request) -> str | None:
     """Return the hash of everything that the outcome of a request depends on; None for what is only in memory."""
-    if not isinstance(request.model, ModelRequest) or (request.text and _STANDARD_INPUT in request.text):
+    if not isinstance(request.model, ModelRequest) or (request.files and _STANDARD_INPUT in request.files):
         return None
     if CHOICE in replaced_attention():  # which implementation it chooses is known only once the model is loaded
         return None
     measurement = find_measurement(request.measurement)
-    texts = request.texts if request.text is None else read_documents(request.text)
+    texts = request.texts if request.files is None else read_documents(request.files)
     questions = None
     if request.items is not None:
         from wherewhat.text.questions import read_items

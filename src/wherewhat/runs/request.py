@@ -23,7 +23,7 @@ from wherewhat.measures.measurement import (
     Text,
 )
 from wherewhat.models.source import Weights, not_loaded, torch_name
-from wherewhat.options import check_seed, checked, nearest, option
+from wherewhat.options import check_seed, checked, flag_of, nearest, option
 from wherewhat.text.documents import Document, check_count, documents_of, read_documents
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def given_options(request: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]
         value = getattr(request, known.name)
         if "help" not in known.metadata or known.name in leave_out or value == known.default:
             continue
-        name = f"--{known.name.replace('_', '-')}"
+        name = f"--{flag_of(known)}"
         for item in value if isinstance(value, tuple) else (value,):
             words += [name] if item is True else [name, str(item)]
     return words
@@ -160,17 +160,17 @@ def option_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _names(text: Any) -> Any:
+def _names(files: Any) -> Any:
     """Return one file, or a list of them, as a tuple of names."""
-    listed = (text,) if isinstance(text, str | os.PathLike) else tuple(text) if isinstance(text, list) else text
+    listed = (files,) if isinstance(files, str | os.PathLike) else tuple(files) if isinstance(files, list) else files
     if not isinstance(listed, tuple):
         return listed
     if any(isinstance(entry, Document) for entry in listed):
-        raise ConfigError("text holds a Document, but names files or folders: give documents and strings as texts")
+        raise ConfigError("files holds a Document: give documents and strings as texts")
     return tuple(os.fspath(entry) if isinstance(entry, os.PathLike) else entry for entry in listed)
 
 
-@checked(model=model_request, text=_names, texts=documents_of)
+@checked(model=model_request, files=_names, texts=documents_of)
 @dataclass(frozen=True)
 class Request:
     """One measurement of one model on some texts. The help of each field is that of its command-line option.
@@ -186,10 +186,11 @@ class Request:
     measurement: str
     _: KW_ONLY
     model: ModelRequest | MemoryModel = field(default_factory=ModelRequest)
-    text: tuple[str, ...] | None = option(
+    files: tuple[str, ...] | None = option(
         None,
         "A text file, a folder, a .jsonl file, or - ; repeat for several (default: embedded prose).",
         metavar="FILE",
+        flag="text",
     )
     texts: tuple[Document, ...] | None = None
     prompts: str | None = option(
@@ -231,8 +232,8 @@ class Request:
             raise ConfigError("--offload needs --chunk: give it as well, such as --chunk 512")
         if self.prompts is not None and self.given_texts:
             raise ConfigError("--text and --prompts exclude each other: give one of them")
-        if self.text is not None and self.texts is not None:
-            raise ConfigError("text (files) and texts (strings or token ids) were both given: give one of them")
+        if self.files is not None and self.texts is not None:
+            raise ConfigError("files and texts were both given: give one of them")
         if self.prompts is not None:
             from wherewhat.text.prompts.kinds import KINDS
 
@@ -242,7 +243,7 @@ class Request:
     @property
     def given_texts(self) -> bool:
         """Whether texts were given, as files or in memory."""
-        return self.text is not None or self.texts is not None
+        return self.files is not None or self.texts is not None
 
     def command(self) -> str | None:
         """Return the command that makes the same run; None if its model or texts are only in memory."""
@@ -342,7 +343,7 @@ def read_texts(request: Request, measurement: Measurement) -> list[Document]:
         check_count(count, len(request.texts))
         texts = list(request.texts[:count])
     else:
-        texts = read_documents(request.text, count=count)
+        texts = read_documents(request.files, count=count)
     if len(texts) < (least := measurement.least_documents):
         raise TextError(
             f"{measurement.name} compares documents: at least {least} are needed and 8 or more are better, but "

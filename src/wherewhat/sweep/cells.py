@@ -52,7 +52,7 @@ from wherewhat.text.documents import Document, text_hash
 from wherewhat.text.questions import read_items
 
 _MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(ModelRequest))
-_REQUEST_FIELDS = tuple(f.name for f in dataclasses.fields(Request) if f.name not in ("model", "texts"))
+_REQUEST_FIELDS = tuple(f.name for f in dataclasses.fields(Request) if f.name not in ("model", "files", "texts"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def request_json(request: Request) -> dict[str, Any]:
     values = {name: getattr(request, name) for name in _REQUEST_FIELDS}
     values |= {name: getattr(request.model, name) for name in _MODEL_FIELDS}
     values["model"] = os.fspath(request.model.model)
-    values["text"] = None if request.text is None else list(request.text)
+    values["text"] = None if request.files is None else list(request.files)
     values["options"] = dict(request.options)
     return values
 
@@ -123,8 +123,8 @@ def request_from_json(values: Mapping[str, Any]) -> Request:
     """Return the request that :func:`request_json` wrote."""
     model = ModelRequest(**{name: values[name] for name in _MODEL_FIELDS})
     named = {name: values[name] for name in _REQUEST_FIELDS}
-    named["text"] = None if named["text"] is None else tuple(named["text"])
-    return Request(model=model, **named)
+    files = None if values["text"] is None else tuple(values["text"])
+    return Request(model=model, files=files, **named)
 
 
 def located(request: Request) -> Request:
@@ -133,14 +133,14 @@ def located(request: Request) -> Request:
     path = model_path(model)
     if model != EMBEDDED and path.exists():
         model = str(path.absolute())
-    text = request.text
-    if text is not None:
-        text = tuple(str(user_path(name, name="text").absolute()) for name in text)
+    files = request.files
+    if files is not None:
+        files = tuple(str(user_path(name, name="text").absolute()) for name in files)
     items = request.items
     if items is not None and user_path(items, name="items").is_file():
         items = str(user_path(items, name="items").absolute())
     located_model = dataclasses.replace(request.model, model=model)
-    return dataclasses.replace(request, model=located_model, text=text, items=items)
+    return dataclasses.replace(request, model=located_model, files=files, items=items)
 
 
 def model_path(model: str) -> Path:
@@ -308,7 +308,7 @@ def _cells(
             request = Request(
                 measurement=measurement.name,
                 model=variant.request,
-                text=text.text if text else None,
+                files=text.files if text else None,
                 prompts=text.prompts if text else None,
                 options=entry.options,
                 **{**on_texts, **(text.shared if text else {}), **entry.shared},
@@ -336,7 +336,7 @@ class _Texts:
 
     def __call__(self, request: Request, measurement: Measurement) -> str | None:
         """Return the hash of the documents or items of a request; None for prompts, which depend on the model."""
-        named = (request.text, request.prompts, request.items, request.documents)
+        named = (request.files, request.prompts, request.items, request.documents)
         on_items = isinstance(measurement, ChoicesMeasurement)
         key = (*named, measurement.least_documents, isinstance(measurement, QuestionMeasurement), on_items)
         if key not in self._known:

@@ -61,7 +61,7 @@ def _fields(kind: type[Any], without: tuple[str, ...]) -> type[Any]:
 
 ON_MODELS = _fields(ModelRequest, without=("model", "weights", "seed", "revision"))
 """Options of all models, or of one."""
-ON_TEXTS = _fields(Request, without=("measurement", "model", "text", "texts", "prompts", "options"))
+ON_TEXTS = _fields(Request, without=("measurement", "model", "files", "texts", "prompts", "options"))
 """Options of all texts and measurements, or of one."""
 
 
@@ -89,7 +89,7 @@ class TextEntry:
     """One text: files that are read together, the embedded prose, or prompts of a kind."""
 
     name: str
-    text: tuple[str, ...] | None = None
+    files: tuple[str, ...] | None = None
     prompts: str | None = None
     shared: Mapping[str, Any] = field(default_factory=dict)
 
