@@ -78,6 +78,9 @@ def test_scores_and_curves_equal_those_of_the_operators(subtests):
         margins = Margins(band, margins.sums.cuda(), margins.squares.cuda())
         for name, ours in vars(fit_margins(margins, offset.cuda(), method="linear")).items():
             with subtests.test(n=n, name=name):
+                if name == "method":
+                    assert ours == expected[name]
+                    continue
                 options = {"rtol": 1e-9, "atol": 1e-9, "equal_nan": True, "check_device": False}
                 torch.testing.assert_close(ours, expected[name], **options)
 
