@@ -12,6 +12,8 @@ from typing import Any
 import typer
 import yaml
 
+import wherewhat
+import wherewhat.errors
 from helpers.pages import PAGES, ROOT, blocks
 from test_architecture import LAYERS, edges
 from wherewhat.lengths import METHODS, find_method
@@ -105,6 +107,14 @@ def test_files_and_objects_that_pages_name_exist():
         named = re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE)
         missing += [(page.name, name) for name in named if pydoc.locate(name) is None]
     assert missing == []
+
+
+def test_every_public_name_is_documented():
+    pages = "".join(page.read_text("utf-8") for page in (DOCS / "api").glob("*.md"))
+    documented = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", pages, re.MULTILINE)}
+    documented |= set(vars(wherewhat.errors))  # the whole module is on the page
+    for module in (wherewhat, wherewhat.lengths):
+        assert [name for name in module.__all__ if name not in documented and name != "lengths"] == []
 
 
 def test_lists_of_pages_are_complete():
