@@ -12,7 +12,8 @@ import torch
 
 from helpers.report import unpacked
 from wherewhat.measures.statistics import in_words, interval
-from wherewhat.report.data import _price, band, centred_curves, drawn_distances, packed, rounded, script_json
+from wherewhat.report.data import band, centred_curves, drawn_distances, packed, rounded, script_json
+from wherewhat.rules.captions import additive_price
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.request import Request
 from wherewhat.runs.results import HeadCount, MetricSummary
@@ -155,4 +156,4 @@ def test_price_of_additive_logits(values, expected):
     noise = "noise of the same size added to the logits instead,"
     text = "" if expected is None else f"With exactly additive logits the loss {expected.replace('NOISE', noise)}"
     request = Request("residual")
-    assert _price(Runs([(request, run)])) == text
+    assert additive_price(Runs([(request, run)])) == text

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.measures.statistics import Interval, in_words, interval, student
-from wherewhat.rules.numbers import count_documents, mean
+from wherewhat.measures.statistics import Interval, in_words, student
+from wherewhat.rules.captions import additive_price
+from wherewhat.rules.numbers import mean
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
 
@@ -338,7 +339,7 @@ def headline(runs: Runs) -> list[Number]:
                     ),
                 ],
                 reading=wanted.reading,
-                price=_price(runs) if "r2" in dict(wanted.metrics) else "",
+                price=additive_price(runs) if "r2" in dict(wanted.metrics) else "",
                 kinds=[
                     _value(by_metric[name], ", ".join([kind, *([title] if len(metrics) > 1 else []), *named]), kind)
                     for name, title in metrics
@@ -356,37 +357,6 @@ def headline(runs: Runs) -> list[Number]:
 def _value(summary: MetricSummary, name: str, kind: str = "") -> Value:
     """Return the mean of a metric, of the model or of a kind of layer, under a name."""
     return Value(name, summary.kinds[kind] if kind else summary.overall, summary.words(kind))
-
-
-def _price(runs: Runs) -> str:
-    """Return what exactly additive logits cost, in a sentence with its control; empty if it was not measured."""
-    run = runs.other("residual") or runs.find("residual")
-    if run is None:
-        return ""
-    before, after, noise = (run.values(name) for name in ("loss", "loss_strength_0", "loss_noise"))
-    if not before or len(before) != len(after):
-        return ""
-    count = len(before)
-    text = f"With exactly additive logits the loss {_change(before, after)}"
-    if len(noise) != count:
-        text += "; a control was not measured"
-    else:
-        changed = _change(before, noise) if count > 1 else f"is {noise[0]:.2f}"
-        text += f"; with noise of the same size added to the logits instead, it {changed}"
-    size = f"{count_documents(count)} of {run.directory.config['tokens']} tokens"
-    return f"{text} ({size}{', no interval' if count == 1 else ''})."
-
-
-def _change(before: Sequence[float], after: Sequence[float]) -> str:
-    """Return a change of the loss in words, with the interval of the difference where there are several documents."""
-    start, end = (f"{sum(values) / len(values):.2f}" for values in (before, after))
-    change = interval([y - x for x, y in zip(before, after, strict=True)])
-    if change.low is None or change.high is None:
-        verb = "rises" if float(end) > float(start) else "falls"
-        return f"stays at {end} nats" if start == end else f"{verb} from {start} to {end} nats"
-    verb = "changes" if change.low <= 0 <= change.high else "rises" if change.mean > 0 else "falls"
-    size = Interval(-change.mean, -change.high, -change.low, change.n) if verb == "falls" else change
-    return f"{verb} by {in_words(size)} nats, from {start} to {end}"
 
 
 def _floors(summaries: list[tuple[MetricSummary, str]]) -> list[Value]:

@@ -6,11 +6,11 @@ do not decide, or gives the numbers alone. The first statement of a rule that ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from wherewhat.measures.statistics import in_words
+from wherewhat.measures.statistics import in_words, interval
 from wherewhat.rules.findings import FINDINGS
-from wherewhat.rules.numbers import count_documents, mean
+from wherewhat.rules.numbers import count_documents, mean, negative
 from wherewhat.rules.rule import LEAST_DOCUMENTS, Rule, Statement, clear
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.results import StoredRun
@@ -22,6 +22,11 @@ _CLEAR = 0.05
 def captions(runs: Runs) -> dict[str, str]:
     """Return the caption of each chart that is drawn, by the chart's name on the page."""
     return {name: statement.text for name, rule in CAPTIONS.items() for statement in rule.held(runs)[:1]}
+
+
+def additive_price(runs: Runs) -> str:
+    """Return what exactly additive logits cost, in a sentence with its control; empty if it was not measured."""
+    return next((statement.text for statement in PRICE.held(runs)), "")
 
 
 def _scatter(runs: Runs) -> Iterator[Statement]:
@@ -84,6 +89,28 @@ def _by_finding(name: str, measurement: str, otherwise: str) -> Rule[Runs]:
     return Rule(judge, (measurement,))
 
 
+def _price(runs: Runs) -> Iterator[Statement]:
+    """Give the loss with exactly additive logits, and with noise of the same size added to the logits instead."""
+    run = runs.other("residual") or runs.find("residual")
+    if run is None:
+        return
+    before, after, noise = (run.values(name) for name in ("loss", "loss_strength_0", "loss_noise"))
+    count = len(before)
+    if not before or count != len(after):
+        return
+    text = f"With exactly additive logits the loss {_change(before, after)}"
+    if len(noise) != count:
+        text += "; a control was not measured"
+    else:
+        changed = _change(before, noise) if count > 1 else f"is {noise[0]:.2f}"
+        text += f"; with noise of the same size added to the logits instead, it {changed}"
+    size = f"{count_documents(count)} of {run.directory.config['tokens']} tokens"
+    yield Statement(f"{text} ({size}{', no interval' if count == 1 else ''}).")
+
+
+PRICE: Rule[Runs] = Rule(_price)
+"""The rule of the sentence beside the share of variance that additive logits explain."""
+
 CAPTIONS: Mapping[str, Rule[Runs]] = {
     "scatter": Rule(_scatter, ("heads",)),
     "distance": Rule(_distance, ("distance",)),
@@ -96,6 +123,17 @@ CAPTIONS: Mapping[str, Rule[Runs]] = {
     ),
 }
 """The rules by chart."""
+
+
+def _change(before: Sequence[float], after: Sequence[float]) -> str:
+    """Return a change of the loss in words, with the interval of the difference where there are several documents."""
+    start, end = (f"{sum(values) / len(values):.2f}" for values in (before, after))
+    change = interval([y - x for x, y in zip(before, after, strict=True)])
+    if change.low is None or change.high is None:
+        verb = "rises" if float(end) > float(start) else "falls"
+        return f"stays at {end} nats" if start == end else f"{verb} from {start} to {end} nats"
+    verb = "changes" if change.low <= 0 <= change.high else "rises" if change.mean > 0 else "falls"
+    return f"{verb} by {in_words(negative(change) if verb == 'falls' else change)} nats, from {start} to {end}"
 
 
 def _documents(count: int) -> str:
