@@ -47,7 +47,7 @@ class Here:
         return self.loaded.model
 
     def request(self, **changes: Any) -> Request:
-        given = {"measurement": "axes", "model": str(self.folder), "text": str(self.tmp / "text.txt"), "tokens": 24}
+        given = {"measurement": "axes", "model": str(self.folder), "files": str(self.tmp / "text.txt"), "tokens": 24}
         return Request(**(given | changes))
 
     def run(self, request: Any, **changes: Any) -> Result:

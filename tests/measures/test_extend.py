@@ -429,7 +429,7 @@ def test_texts_that_are_too_short(subject):
         measure_lengths(subject, tokens(16), ExtendConfig())
     with pytest.raises(MeasureError, match="window=64 sees all of a text of 40 tokens"):
         measure_lengths(subject, tokens(40), ExtendConfig(methods=("lm-infinite",), window=64, **SMALL))
-    with pytest.raises(MeasureError, match="16 tokens are too few for 5 planted runs of 16"):
+    with pytest.raises(MeasureError, match="16 tokens are too few for 5 planted sequences of 16"):
         measure_lengths(subject, tokens(40), ExtendConfig())
 
 

@@ -525,7 +525,7 @@ def test_models_without_massive_values_lose_nothing(name, monkeypatch):
         assert "massive_slow" not in layer.whole
     plain = measure_frequencies(Subject(name, mixing={}), tokens(160), replace(config, massive=False))
     assert {key: found.whole[key] for key in plain.whole} == pytest.approx(plain.whole, rel=1e-5, nan_ok=True)
-    with pytest.raises(MeasureError, match="too few for 4 planted runs"):
+    with pytest.raises(MeasureError, match="too few for 4 planted sequences"):
         measure_frequencies(Subject(name, mixing={}), tokens(40), config)
 
 

@@ -381,7 +381,7 @@ def test_massive_values(tmp_path):
     assert made.verdicts[23] == "does not hold"  # random weights have no massive values
     assert made[23]["parts"][2]["outcome"] is None  # token ids have no tokenizer, so there are no facts
     made = judge_claims(model, claims=(23,), texts=texts(), out=tmp_path)
-    assert made.verdicts[23].startswith("not judged: 24 tokens are too few for 4 planted runs")
+    assert made.verdicts[23].startswith("not judged: 24 tokens are too few for 4 planted sequences")
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def test_command_line_reads_what_the_page_gives(monkeypatch):
         ((requests, options),) = asked
         assert [str(one.model) for one in requests] == [str(one.model) for one in models]
         assert [vars(one) | {"model": ""} for one in requests] == [vars(one) | {"model": ""} for one in models]
-        assert (options["text"], options["documents"], options["tokens"]) == (("t.txt",), 2, 64)
+        assert (options["files"], options["documents"], options["tokens"]) == (("t.txt",), 2, 64)
         assert options["training"] == (Path("study"),)
 
 

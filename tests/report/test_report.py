@@ -402,7 +402,7 @@ def test_the_newest_plan_of_the_same_weights_is_shown(made, hostile_model, tmp_p
     assert "scored on 1 document of 200 tokens" in shown["about"]
     assert [row["title"] for row in shown["rows"]] == [
         "rise of the loss, ranks, 50% of the groups",
-        "gain from planted runs, ranks, 50% of the groups",
+        "gain from planted sequences, ranks, 50% of the groups",
         "rise of the loss, ranks, mean over all shares",
         "rise of the loss, mass, mean over all shares",
     ]

@@ -223,7 +223,7 @@ def spelled(speller, tmp_path_factory):
         another = save_speller(folder / "other" / "tiny", seed=8)
         for place, model, controls in (("runs", speller, ("random",)), ("report", another, ())):
             for name, given in OTHERS.items():
-                asked = inputs.get(name, {"text": (str(text),), "tokens": LENGTH})
+                asked = inputs.get(name, {"files": (str(text),), "tokens": LENGTH})
                 request = Request(name, model=ModelRequest(model=model, device="cpu"), **asked, **given)
                 wherewhat.run(request, out=folder / place, controls=controls)
         yield folder

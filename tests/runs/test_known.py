@@ -33,7 +33,7 @@ def text(tmp_path):
 
 def asked(folder, text, **changes):
     model = ModelRequest(**{"model": folder, "device": "cpu", **changes.pop("model", {})})
-    return Request("attention", **{"model": model, "text": text, "tokens": 16, **changes})
+    return Request("attention", **{"model": model, "files": text, "tokens": 16, **changes})
 
 
 class Unloadable(LastModel):

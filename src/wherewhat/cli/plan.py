@@ -56,8 +56,8 @@ def plan(
     """Choose the heads that need their full key-value cache, and measure what limiting the others costs.
 
     Chosen groups of heads see the whole text, the others a window of last keys and a few first ones. Heads are scored
-    on some documents; the rise of the loss and the retrieval of planted runs are measured on others. Writes the plan as
-    a JSON file, for `wherewhat.planned`, and a picture of costs against the share kept.
+    on some documents; the rise of the loss and the retrieval of planted sequences are measured on others. Writes the
+    plan as a JSON file, for `wherewhat.planned`, and a picture of costs against the share kept.
     """
     from wherewhat.plans.planner import make_plan
     from wherewhat.report.figures import pareto_figure, save_figure
@@ -95,7 +95,7 @@ def _table(plan: Any) -> Table:
 
     documents = counted(len(plan.provenance["evaluated_on"]), "document")
     table = Table(title=f"{plan.model}: mean ± 95 % over {documents} not used for choosing")
-    titles = ("rise of the loss, nats", "gain from planted runs, nats", "part of the gain without limits")
+    titles = ("rise of the loss, nats", "gain from planted sequences, nats", "part of the gain without limits")
     for title in ("selector", f"{plan.unit}s in full", *titles):
         table.add_column(title)
 

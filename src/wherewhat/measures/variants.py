@@ -1,4 +1,4 @@
-"""Loss and retrieval of planted runs in variants of a model that differ in one layer, run in batches."""
+"""Loss and retrieval of planted sequences in variants of a model that differ in one layer, run in batches."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from wherewhat.measures.tensors import token_losses
 Kind = TypeVar("Kind", bound=Hashable)
 
 DEPTHS = (0, 25, 50, 75)
-"""Depths of planted runs, in percent of the text; deeper ones could be inside the window."""
+"""Depths of planted sequences, in percent of the text; deeper ones could be inside the window."""
 
 RUN = 16
-"""Tokens of a planted run."""
+"""Tokens of a planted sequence."""
 
 LEAST_GAIN = 0.05
 """Smallest gain of the unchanged model, in nats, of which a part makes sense."""
@@ -43,7 +43,7 @@ class VariantRuns:
         ids: Texts ``(documents, n)``.
         base: Edit of all layers that the variants have in common; None for the unchanged model.
         start: Index of the first token from which a next one is predicted that counts in the loss.
-        planted: Whether to run the texts with planted runs, too; without them retrieval is NaN.
+        planted: Whether to run the texts with planted sequences, too; without them retrieval is NaN.
         memory_mib: Memory for logits of one batch, in MiB; by default that of :func:`batch_mib`. It changes the result
             by rounding only.
     """
@@ -77,7 +77,7 @@ class VariantRuns:
             ],
             1,
         )
-        """Loss, and gain from planted runs, of the base, ``(documents,)`` each, nats."""
+        """Loss, and gain from planted sequences, of the base, ``(documents,)`` each, nats."""
         # As much again as the logits take is left for the hidden states of the batch.
         each = 2 * control.logits[0].nbytes
         self._most = max(1, (memory_mib or batch_mib(control.logits.device)) * 2**20 // each)

@@ -132,7 +132,7 @@ class HeadCosts:
 
     Attributes:
         loss: Loss of the unchanged model, ``(documents,)``, nats.
-        found: Its gain from planted runs, ``(documents,)``, nats.
+        found: Its gain from planted sequences, ``(documents,)``, nats.
         rise: Rise of the loss by operation and layer, ``(documents, heads)`` each.
         lost: Decrease of the gain likewise.
     """
@@ -157,7 +157,7 @@ def measure_head_costs(
     memory_mib: int | None = None,
     progress: Progress | None = None,
 ) -> HeadCosts:
-    """Replace the attention of one head at a time and measure loss and retrieval of planted runs.
+    """Replace the attention of one head at a time and measure loss and retrieval of planted sequences.
 
     Variants of a layer are run as one batch from that layer on; what is below is computed once.
 
@@ -207,7 +207,7 @@ class PlanOutcome:
 
     Attributes:
         loss: Mean loss of the tokens beyond the window, nats.
-        found: Gain in log-probability from planted runs, nats, mean over runs.
+        found: Gain in log-probability from planted sequences, nats, mean over runs.
     """
 
     loss: float
@@ -266,8 +266,9 @@ def measure_additions(
     already, for all layers that a plan can limit.
 
     Returns:
-        Decrease of the loss beyond the window and increase of the gain from planted runs, as in :func:`measure_plan`,
-        ``(2, heads)`` by layer: equal for heads that are added together, zero for those that see everything already.
+        Decrease of the loss beyond the window and increase of the gain from planted sequences, as in
+        :func:`measure_plan`, ``(2, heads)`` by layer: equal for heads that are added together, zero for those that see
+        everything already.
     """
     runs = VariantRuns(model, proof, ids, base=_limits(full, window=window, sinks=sinks), start=window)
     additions = {}

@@ -85,7 +85,7 @@ def make_plan(
     """Make a plan of which heads of a model see the whole text.
 
     Heads are scored on a few documents, and the choice is measured on others: the rise of the loss beyond the window,
-    and the gain from planted runs. Finished documents are stored in a run directory and not measured again.
+    and the gain from planted sequences. Finished documents are stored in a run directory and not measured again.
 
     Args:
         model: A name, folder or file, a model of transformers in memory, or what :func:`wherewhat.load` returned.
@@ -475,5 +475,5 @@ def describe_plan(
     )
     return (
         f"{choice}: on texts of {request.tokens} tokens the loss rises by {with_interval(own['rise'])} nats, and "
-        f"planted runs gain {own['found']['mean']:.3f} nats{part}; {sure}."
+        f"planted sequences gain {own['found']['mean']:.3f} nats{part}; {sure}."
     )

@@ -173,7 +173,7 @@ def output_scores(
 ) -> dict[int, Tensor]:
     """Return a first-order estimate of the cost of limiting each head, ``(heads,)`` by layer.
 
-    On the text with planted runs, the loss is the mean over all tokens plus the mean over the planted runs' tokens. Its
+    On the text with planted sequences, the loss is the mean over all tokens plus the mean over the planted tokens. Its
     gradient with respect to the outputs of a head, times their change when the head sees only its window, is the effect
     of the head's distant attention on the loss: what it reads there times what that writes towards the answer.
     """

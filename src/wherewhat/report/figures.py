@@ -160,7 +160,7 @@ def pareto_figure(plan: Plan) -> Figure:
     return figure.update_layout(
         xaxis={"domain": [0, 0.44]},
         xaxis2={"domain": [0.56, 1], "title": {"text": share}, "anchor": "y2"},
-        yaxis2=axis("gain from planted runs, nats", anchor="x2"),
+        yaxis2=axis("gain from planted sequences, nats", anchor="x2"),
     )
 
 

@@ -255,8 +255,8 @@ def _plan(plan: Plan) -> dict[str, Any]:
     provenance = plan.provenance
     metrics = {
         "rise": ("rise of the loss", "nats", "Loss beyond the window minus that of the unchanged model."),
-        "found": ("gain from planted runs", "nats", "Gain in log-probability of the tokens of planted runs."),
-        "part": ("part of the gain", "", "Gain from planted runs relative to that of the unchanged model."),
+        "found": ("gain from planted sequences", "nats", "Gain in log-probability of the tokens of planted sequences."),
+        "part": ("part of the gain", "", "Gain from planted sequences relative to that of the unchanged model."),
     }
     curve = sorted(provenance["curve"], key=lambda row: (row["share"], row["selector"]))
     areas = provenance.get("areas", {}).get("rows", [])

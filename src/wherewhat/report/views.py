@@ -104,8 +104,8 @@ _BEYOND = 4
 """Length of a report's text in trained lengths."""
 _LONGEST = 2048
 """Largest number of tokens of a report's text."""
-_THREE_RUNS = 32
-"""Smallest trained length in which three runs can be planted."""
+_THREE_PLANTED = 32
+"""Smallest trained length in which three sequences can be planted."""
 
 
 def _beyond_trained(capacity: Capacity, tokens: int) -> ReportRun | str:
@@ -126,7 +126,7 @@ def _beyond_trained(capacity: Capacity, tokens: int) -> ReportRun | str:
         )
     methods = tuple(name for name in _REPORTED if capacity.rotates or not find_method(name).rotary)
     options: dict[str, Any] = {"methods": methods, "depths": (0,), "run": 2}
-    if trained >= _THREE_RUNS:
+    if trained >= _THREE_PLANTED:
         options |= {"depths": (0, 50, 100), "run": max(2, min(16, trained // 16))}
     length = min(_BEYOND * trained, most)
     return ReportRun(3 + 5.5 * len(methods), documents=3, tokens=length, options=options, beyond=True)

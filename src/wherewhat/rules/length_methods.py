@@ -147,7 +147,7 @@ def _level(rise: Interval) -> str:
 
 
 def _retrieval(method: MethodNumbers) -> Iterator[Statement]:
-    """State whether a method finds planted runs; nothing if the model does not find them within its trained length."""
+    """State whether a method finds planted sequences; nothing if the model finds none within its trained length."""
     if not _can_copy(method):
         return
     usual, trained = method.mean("found_pieces"), method.mean("trained_length")
@@ -192,7 +192,7 @@ def _notes(method: MethodNumbers) -> Iterator[Statement]:
         f"not significant with this number of documents. Found: at least {FINDS:.0%} of the gain from planting within "
         "the trained length."
     )
-    text = "The model does not find planted runs within its trained length: what it finds beyond shows nothing."
+    text = "The model does not find planted sequences within its trained length: what it finds beyond shows nothing."
     yield Statement(text, not _can_copy(method))
     passkey, keys, no_passkey, no_keys = (
         method.mean(name) for name in ("passkey_pieces", "keys_pieces", "passkey_chance", "keys_chance")

@@ -27,8 +27,8 @@ class ExtendConfig:
     methods: tuple[str, ...] = option(tuple(METHODS), "length methods to compare; none is the unmodified model")
     trained: int | None = option(None, "trained length; that of the model's configuration if not given")
     window: int | None = option(None, "window of methods that have one; each method's default if not given")
-    depths: tuple[int, ...] = option((0, 25, 50, 75, 100), "depths of planted runs, in percent of the text; 0 is first")
-    run: int = option(16, "tokens of a planted run, a quarter of which is the cue")
+    depths: tuple[int, ...] = option((0, 25, 50, 75, 100), "depths of planted sequences, percent of the text, 0 first")
+    run: int = option(16, "tokens of a planted sequence, a quarter of which is the cue")
     retrieval: bool = option(
         False, "also measure a second copy of the text, a pass key and four codes stated in it", later=True
     )
@@ -59,7 +59,7 @@ class ExtendConfig:
         if self.plan is not None and not _HASHED.search(self.plan):
             object.__setattr__(self, "plan", f"{self.plan}@{_file_hash(self.plan)}")
         if self.run < 2:
-            raise ConfigError(f"run is {self.run}: a planted run is a cue and its continuation, at least 2 tokens")
+            raise ConfigError(f"run is {self.run}: a planted sequence is a cue and its continuation, at least 2 tokens")
 
     @property
     def code(self) -> dict[str, type[LengthMethod]]:

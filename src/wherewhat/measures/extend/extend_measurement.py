@@ -31,10 +31,10 @@ _BY_METHOD = (
         "found_within",
         "found within",
         "nats",
-        "Gain in log-probability from runs planted less than a trained length back.",
+        "Gain in log-probability from sequences planted less than a trained length back.",
         "found_pieces",
     ),
-    ("found_beyond", "found beyond", "nats", "Gain from runs planted further back.", "found_pieces"),
+    ("found_beyond", "found beyond", "nats", "Gain from sequences planted further back.", "found_pieces"),
     (
         "output_shift",
         "output shift",
@@ -134,7 +134,8 @@ _CONTROLS = (
         "found_pieces",
         "found in a piece",
         "nats",
-        "Gain of the unmodified model from a planted run within the trained length: the most that a method can reach.",
+        "Gain of the unmodified model from a sequence planted within the trained length: the most that a method can "
+        "reach.",
     ),
     (
         "output_shift_pieces",
@@ -216,9 +217,9 @@ class ExtendMeasurement(TextMeasurement):
     stored = (stored_metric("loss_inside_*", unit="nats", range=NON_NEGATIVE),)
     limits = (
         "A low loss does not mean that distant tokens can be retrieved: a window excludes everything before it, which "
-        "planted runs show and the loss hardly does. Planted runs test copying only. Attention is measured at 128 "
-        "queries per layer, its axes on the last 256 tokens; outputs are compared per head in mean and covariance, not "
-        "in their effect on later layers."
+        "planted sequences show and the loss hardly does. Planted sequences test copying only. Attention is measured "
+        "at 128 queries per layer, its axes on the last 256 tokens; outputs are compared per head in mean and "
+        "covariance, not in their effect on later layers."
     )
 
     def measure(self, subject: Subject, text: Text, config: ExtendConfig) -> Scores:
@@ -246,11 +247,11 @@ class ExtendMeasurement(TextMeasurement):
             ]
         for depth in config.depths:
             for name in config.methods:
-                gain = "Gain in log-probability of its tokens from a run planted at this depth of the text."
+                gain = "Gain in log-probability of its tokens from a sequence planted at this depth of the text."
                 exact = "Gain in the share of its tokens that are the most likely ones."
                 metrics.append(Metric(f"found_{depth}_{name}", f"found at {depth} %, {name}", gain, unit="nats"))
                 metrics.append(Metric(f"exact_{depth}_{name}", f"likeliest at {depth} %, {name}", exact))
         for depth in config.depths:
-            reading = "Tokens from the end back to the run planted at this depth."
+            reading = "Tokens from the end back to the sequence planted at this depth."
             metrics.append(Metric(f"distance_{depth}", f"distance of {depth} %", reading, unit="tokens"))
         return tuple(metrics)

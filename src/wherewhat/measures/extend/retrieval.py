@@ -1,4 +1,4 @@
-"""Probes of retrieval: planted runs, a second copy of a text, facts asked for at its end, and remembered facts."""
+"""Probes of retrieval: planted sequences, a second copy of a text, facts asked for at its end, and remembered facts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _RELATIONS = (
 _ASKED = 5
 """Number of subjects for each of these questions."""
 _FIRST = 16
-"""Number of first tokens without planted runs or facts: attention sinks, and keys that some methods always keep."""
+"""Number of first tokens without planted sequences or facts: sinks, and keys that some methods always keep."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Planting:
     Attributes:
         control: Token ids ``(1, n)`` of the intact text.
         planted: Token ids ``(1, n)`` with each run copied to its depth.
-        places: First token of each planted run, ``(depths,)``.
+        places: First token of each planted sequence, ``(depths,)``.
         run: Tokens of a run.
     """
 
@@ -97,7 +97,7 @@ class Planting:
 
 @dataclass(frozen=True)
 class PlantedGain:
-    """Gain from planted runs, by depth.
+    """Gain from planted sequences, by depth.
 
     Attributes:
         gain: Mean log-probability of the runs' tokens after the cue, minus that without planting, nats, ``(depths,)``.
@@ -111,7 +111,7 @@ class PlantedGain:
 def _places(n: int, depths: tuple[int, ...], run: int) -> Tensor | None:
     """Return where runs are planted in a text of ``n`` tokens, ``(runs,)``; None if they do not fit."""
     count = len(depths)
-    # The last planted run is one run's length before the end, so that it is not repeated immediately.
+    # The last planted sequence is one run's length before the end, so that it is not repeated immediately.
     last = n - count * run - 2 * run
     first = min(_FIRST, max(0, last - count * run))
     places = torch.tensor([first + round(depth / 100 * (last - first)) for depth in depths])
@@ -131,7 +131,7 @@ def plant(ids: Tensor, depths: tuple[int, ...], *, run: int) -> Planting:
         enough = _FIRST + 100 * (run + 1) // max(1, gap) + (count + 2) * run + 1
         least = bisect.bisect_left(range(enough), True, key=lambda more: _places(more, depths, run) is not None)
         raise MeasureError(
-            f"{n} tokens are too few for {count} planted runs of {run} tokens: {least} are needed (in wherewhat "
+            f"{n} tokens are too few for {count} planted sequences of {run} tokens: {least} are needed (in wherewhat "
             "extend, fewer with fewer depths or a shorter run)"
         )
     body = n - count * run

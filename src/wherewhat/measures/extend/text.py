@@ -36,7 +36,7 @@ _Heads = dict[int, dict[str, Tensor]]
 
 
 def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig, *, encode: Encode | None = None) -> Scores:
-    """Return losses, gains from planted runs, attention and its outputs beyond the trained length, per method.
+    """Return losses, gains from planted sequences, attention and its outputs beyond the trained length, per method.
 
     Tokens and tokenizer are those of :class:`LengthProbes`.
     """
@@ -71,11 +71,11 @@ def measure_lengths(subject: Subject, ids: Tensor, config: ExtendConfig, *, enco
 class LengthProbes:
     """Measures length methods on one text; the controls, which all methods share, are measured once.
 
-    Losses beyond are compared with those of the same tokens read in pieces of the trained length; planted runs with the
-    text without them; attention and its outputs with those of the unmodified model in the second half of the trained
-    length, per layer and head. The control for outputs is the same tokens in pieces, without a change of length. Each
-    method reads the text twice: intact and planted. With ``config.retrieval`` it also reads a text with a second copy
-    of its beginning, and one with facts and questions.
+    Losses beyond are compared with those of the same tokens read in pieces of the trained length; planted sequences
+    with the text without them; attention and its outputs with those of the unmodified model in the second half of the
+    trained length, per layer and head. The control for outputs is the same tokens in pieces, without a change of
+    length. Each method reads the text twice: intact and planted. With ``config.retrieval`` it also reads a text with a
+    second copy of its beginning, and one with facts and questions.
 
     Args:
         subject: The model.

@@ -148,7 +148,7 @@ _MASSIVE = (
     ),
     Metric(
         "planted",
-        "gain from planted runs",
+        "gain from planted sequences",
         "Gain in log-probability of the last runs of the text if they also occur earlier in it.",
         unit="nats",
     ),
@@ -161,8 +161,8 @@ _MASSIVE = (
     ),
     *_replaced(
         "planted_lost_massive",
-        "lost gain from planted runs",
-        "Share of the gain from planted runs that is lost with massive dimensions of queries and keys replaced by "
+        "lost gain from planted sequences",
+        "Share of the gain from planted sequences that is lost with massive dimensions of queries and keys replaced by "
         "their means over the text.",
     ),
     *_replaced(

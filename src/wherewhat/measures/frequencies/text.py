@@ -268,7 +268,7 @@ def _without_massive(
     texts = torch.cat([planting.control, planting.planted])
 
     def outcome(fixed: Mapping[int, FixedDimensions], first: int = 0) -> tuple[float, float, float]:
-        """Return the loss, the gain from planted runs and that from remembered facts."""
+        """Return the loss, the gain from planted sequences and that from remembered facts."""
 
         def edit(attention: LayerAttention) -> Tensor | None:
             own = fixed.get(attention.layer)
