@@ -55,9 +55,16 @@ def flag_of(field: dataclasses.Field[Any]) -> str:
     return field.metadata.get("flag") or field.name.replace("_", "-")
 
 
+_OTHER_NAMES = {"text": "files", "files": "text"}
+"""Files of texts are ``files`` in Python and ``text`` on the command line, in config files and in sweeps."""
+
+
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     """Return a hint for an unknown name: the most similar known name, or all known names."""
     listed = list(known)
+    other = _OTHER_NAMES.get(name)
+    if other in listed:
+        return f"did you mean '{other}'?"
     near = difflib.get_close_matches(name, listed, n=1, cutoff=cutoff)
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(listed) or 'none'}"
 
@@ -249,7 +256,8 @@ def parse_assignments(assignments: Iterable[str], *, name: str = "--set") -> dic
 def build_config(config_type: type[Any], values: Mapping[str, Any]) -> Any:
     """Return an instance of a frozen config dataclass from plain or textual values."""
     hints = typing.get_type_hints(config_type)
-    known = {f.name for f in dataclasses.fields(config_type)}
+    flags = {f.name: f.metadata.get("flag") or f.name for f in dataclasses.fields(config_type)}
+    known = flags.keys()
     converted = {}
     for key, value in values.items():
         if key not in known:
@@ -257,7 +265,7 @@ def build_config(config_type: type[Any], values: Mapping[str, Any]) -> Any:
         try:
             converted[key] = _convert(value, hints[key])
         except (ValueError, TypeError, OverflowError):
-            raise ConfigError(f"{key}={_cut(value)} is not {_described(hints[key])}") from None
+            raise ConfigError(f"{flags[key]}={_cut(value)} is not {_described(hints[key])}") from None
         if key != "seed":  # check_seed names its range
             check_whole_number(key, converted[key])
         numbers = converted[key] if isinstance(converted[key], tuple) else (converted[key],)

@@ -32,7 +32,7 @@ FIGURE_OF = {
 }
 """Measurement and name of the figure by chart of the page."""
 
-FRAME = ("template", "title", "font", "margin")
+FRAME = ("template", "title", "font", "margin", "legend")
 """What a figure has around the chart, and the page has in its own size and colours."""
 
 
@@ -73,7 +73,7 @@ def emptied(part):
 
 
 def without_frame(shown):
-    """A chart as Plotly writes it, without what depends on its place: title, size and the form of its exponents."""
+    """A chart as Plotly writes it, without what depends on its place: title, size, legend and exponents."""
     drawn = json.loads(Figure(shown).to_json())
     layout = {name: value for name, value in drawn["layout"].items() if name not in FRAME}
     for name, part in layout.items():

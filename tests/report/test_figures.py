@@ -22,6 +22,7 @@ from wherewhat.measures.statistics import Interval, in_words
 from wherewhat.report.data import Value
 from wherewhat.report.figures import FIGURES, figure, loss_by_rate
 from wherewhat.report.result import Result
+from wherewhat.report.run_sections import perturbation
 from wherewhat.report.views import view_of
 from wherewhat.runs.results import StoredRun
 
@@ -31,6 +32,7 @@ CASES = {
     "perturb": {"kinds": ("words", "position_jitter"), "rates": (0.0, 0.1, 0.5)},
     "extend": {"methods": ("none", "sliding-window"), "trained": 12, "depths": (0,), "run": 4},
     "residual": {},
+    "frequencies": {"bands": 2, "queries": 1},
 }
 
 
@@ -68,6 +70,14 @@ def test_map_and_distance_curve_are_the_stored_numbers(results):
     assert list(drawn.data[0].y) == profiles[name][2].tolist()
 
 
+def test_a_run_with_default_kinds_has_a_line_for_each(results, monkeypatch):
+    """The default of ``kinds`` is stored empty, and means all."""
+    stored = StoredRun(results["perturb"])
+    given = perturbation(stored)
+    monkeypatch.setitem(stored.options, "kinds", ())
+    assert {kind["id"] for kind in perturbation(stored)["kinds"]} == {kind["id"] for kind in given["kinds"]} != set()
+
+
 def test_each_run_has_a_figure_of_its_own_and_every_figure_is_refused_or_drawn(results):
     assert {name: view_of(StoredRun(result).measurement).figure for name, result in results.items()} == {
         "axes": "map",
@@ -75,13 +85,16 @@ def test_each_run_has_a_figure_of_its_own_and_every_figure_is_refused_or_drawn(r
         "perturb": "rates",
         "extend": "positions",
         "residual": "map",
+        "frequencies": "map",
     }
     for name in ("axes", "heads", "perturb", "extend"):
         assert results[name].plot().data
     for result in results.values():
         for name in FIGURES:
             with contextlib.suppress(WherewhatError):
-                assert figure(StoredRun(result), name).layout.title.text
+                drawn = figure(StoredRun(result), name)
+                assert drawn.layout.title.text
+                assert drawn.data
 
 
 def test_lines_are_means_over_documents(results):

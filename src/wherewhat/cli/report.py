@@ -138,10 +138,14 @@ def export(
     metric: Annotated[str | None, typer.Option(help="Metric of a map or range.")] = None,
     layer: Annotated[int | None, typer.Option(help="Layer of a figure of one head.")] = None,
     head: Annotated[int | None, typer.Option(help="Head of a figure of one head.")] = None,
+    document: Annotated[int | None, typer.Option(help="Document of a curve, counted from 0.")] = None,
+    all_keys: Annotated[
+        bool | None, typer.Option("--all-keys", help="Scores of a plane or place over all keys, the sink included.")
+    ] = None,
 ) -> None:
     """Write a finished run as a figure or as a table of all its scores."""
     from wherewhat.report.result import Result
 
-    chosen = {"metric": metric, "layer": layer, "head": head}
+    chosen = {"metric": metric, "layer": layer, "head": head, "document": document, "all_keys": all_keys}
     arguments = {name: value for name, value in chosen.items() if value is not None}
     print_line(Console(), Result.load(run).export(file, figure, **arguments))

@@ -51,7 +51,7 @@ from wherewhat.plans.triattention import write_triattention
 from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import RunDirectory, collect_versions, model_provenance
 from wherewhat.runs.identity import loaded_model, texts_identity
-from wherewhat.runs.request import MemoryModel, ModelRequest, document_text, model_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, document_text, file_names, model_request
 from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.scores import Scores, stored_metric
 from wherewhat.text.documents import Document, documents_of, read_documents
@@ -69,7 +69,7 @@ _Numbers = Mapping[str, float | Mapping[int, Tensor]]
 """Numbers of one document by metric: of the model as a whole, or of heads by layer."""
 
 
-@checked(model=model_request, texts=documents_of)
+@checked(model=model_request, files=file_names, texts=documents_of)
 def make_plan(
     model: ModelRequest | MemoryModel,
     request: PlanRequest | None = None,

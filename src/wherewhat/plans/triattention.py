@@ -25,7 +25,7 @@ from wherewhat.models.loaded import evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent
-from wherewhat.runs.request import MemoryModel, ModelRequest, document_text, model_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, document_text, file_names, model_request
 from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.text.documents import Document, documents_of, read_documents
 
@@ -136,7 +136,7 @@ def write_triattention(subject: ModelSubject, texts: Sequence[Tensor], file: Pat
     return file
 
 
-@checked(model=model_request, texts=documents_of)
+@checked(model=model_request, files=file_names, texts=documents_of)
 def save_triattention(
     model: ModelRequest | MemoryModel,
     file: str | os.PathLike[str],

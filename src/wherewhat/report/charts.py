@@ -149,7 +149,7 @@ def head_map(layers: Mapping[int, Sequence[float | None]], *, title: str, unit: 
         for layer, row in zip(layers, grid, strict=True)
     ]
     cells = trace("heatmap", z=grid, x=list(range(width)), y=list(layers), colorscale=SCALE, text=text)
-    cells |= {"hoverinfo": "text", "xgap": 1, "ygap": 1, "colorbar": {"title": {"text": unit}}}
+    cells |= {"hoverinfo": "text", "xgap": 1, "ygap": 1, "colorbar": {"title": {"text": plain(unit)}}}
     if names:
         cells["colorbar"] |= {"tickvals": list(range(len(names))), "ticktext": list(map(plain, names))}
         cells |= {"zmin": 0, "zmax": len(names) - 1}
@@ -293,7 +293,8 @@ def head_planes(turns: Numbers, values: Numbers, *, title: str) -> Chart:
     still = iter(most + step * number for number in range(1, len(turns) + 1))
     x = [round(-math.log10(turn) if turn else next(still), 5) for turn in turns]
     periods = [f"one turn in {1 / turn:.3g} tokens" if turn else "does not turn" for turn in turns]
-    bars = trace("bar", x=x, y=values, width=0.85 * step, marker={"color": COLOURS[0]}, textposition="none")
+    bars = trace("bar", x=x, y=values, width=0.85 * step, marker={"color": COLOURS[0]}, text=[""] * len(x))
+    bars |= {"textposition": "none"}
     bars |= {"customdata": [[number, period] for number, period in enumerate(periods, 1)]}
     hover = f"plane %{{customdata[0]}}: {title} %{{y:.3g}}<br>%{{customdata[1]}}%{{text}}<extra></extra>"
     ticks = list(range(math.floor(least), math.floor(most) + 1))

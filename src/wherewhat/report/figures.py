@@ -18,7 +18,7 @@ from wherewhat.measures.statistics import interval
 from wherewhat.options import checked, nearest
 from wherewhat.report import charts
 from wherewhat.report.data import band, centred_curves, drawn_distances, head_values, rounded_list
-from wherewhat.report.run_sections import bands, controlled_distance, lengths, perturbation, swaps
+from wherewhat.report.run_sections import bands, controlled_distance, lengths, perturbation, perturbed, swaps
 from wherewhat.report.views import view_of
 from wherewhat.runs.results import StoredRun
 from wherewhat.scores import NON_NEGATIVE
@@ -39,13 +39,14 @@ def framed(drawn: Chart, title: str) -> Figure:
     from plotly.graph_objects import Figure
 
     figure, layout = Figure(drawn["data"]), dict(drawn["layout"])
-    # A legend is between title and chart.
-    top = 50 + layout.pop("margin", {"t": 0})["t"]
+    # The legend is beside the chart: above it, many names would cover the title.
+    for place in ("margin", "legend"):
+        layout.pop(place, None)
     figure.update_layout(
         template="plotly_white",
         title={"text": plain(title), "font": {"size": 15}},
         font={"size": 13},
-        margin={"l": 60, "r": 20, "t": top, "b": 50},
+        margin={"l": 60, "r": 20, "t": 50, "b": 50},
         **layout,
     )
     figure.update_xaxes(exponentformat="power")
@@ -103,14 +104,12 @@ def planes_of_head(run: StoredRun, *, layer: int = 0, head: int = 0) -> Figure:
 
 def loss_by_rate(run: StoredRun) -> Figure:
     """Draw the loss by rate, one line for each kind of perturbation, with its 95 % interval over documents."""
-    prefix = "loss_by_rate_"
-    ends = (name.rsplit("/", 1)[1] for name in run.profiles)
-    names = list(dict.fromkeys(end.removeprefix(prefix) for end in ends if end.startswith(prefix)))
+    names = perturbed(run)
     if not names:
         raise ConfigError(f"{run.measurement.name} has no loss by rate: give a run of perturb")
     traces = []
     for index, name in enumerate(names):
-        curves = run.curves(prefix + name)
+        curves = run.curves(f"loss_by_rate_{name}")
         points = [
             interval([float(curve[i, 1]) for curve in curves]).within(NON_NEGATIVE) for i in range(len(curves[0]))
         ]
@@ -199,11 +198,11 @@ def _head_metric(run: StoredRun, metric: str | None) -> tuple[str, str, str]:
 
 def _swaps(run: StoredRun, *, all_keys: bool) -> tuple[list[int], dict[str, Any]]:
     """Return layers and swap scores of a run, over the keys after the sink or over all keys."""
-    names = ("s_pos", "s_pos_no_sink")
+    names = ("s_pos", "s_pos_no_sink", "label", "label_no_sink")
     layers = sorted(run.head_means("s_pos")) if all(name in run.head_metrics for name in names) else []
     scores = swaps(run, layers) if layers else None
     if scores is None:
-        raise ConfigError(f"{run.measurement.name} has no positional and symbolic scores: give a run of heads")
+        raise ConfigError(f"{run.measurement.name} has no labelled swap scores: give a run of heads")
     return layers, scores["all_keys"] if all_keys else scores
 
 
@@ -234,9 +233,10 @@ def _of_section(title: str, measurement: str, show: Show, name: str) -> Callable
 
     def drawn(run: StoredRun) -> Figure:
         section = show(run) if run.measurement.name == measurement else None
-        if section is None:
-            raise ConfigError(f"{run.measurement.name} has no {title.lower()}: give a run of {measurement}")
-        return framed(charts.SECTIONS[name][1](section), f"{title}: {run.title}")
+        chart_of_page = None if section is None else charts.SECTIONS[name][1](section)
+        if chart_of_page is None or not chart_of_page["data"]:
+            raise ConfigError(f"this run of {run.measurement.name} has no {title.lower()}: give a run of {measurement}")
+        return framed(chart_of_page, f"{title}: {run.title}")
 
     return drawn
 

@@ -24,7 +24,7 @@ from wherewhat.rules.claims.claim import Claim, Evidence, judge, verdict_json, v
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.directory import collect_versions
 from wherewhat.runs.execution import LastModel
-from wherewhat.runs.request import MemoryModel, ModelRequest, Request, given_options, model_request
+from wherewhat.runs.request import MemoryModel, ModelRequest, Request, file_names, given_options, model_request
 from wherewhat.text.documents import Document, documents_of
 
 CLAIMS: tuple[Claim, ...] = tuple(
@@ -138,7 +138,7 @@ class Judgement:
         return cls(dict(data))
 
 
-@checked(model=model_request, texts=documents_of)
+@checked(model=model_request, files=file_names, texts=documents_of)
 def judge_claims(
     model: ModelRequest | MemoryModel,
     *,

@@ -24,7 +24,15 @@ from wherewhat.report.sections import collect
 from wherewhat.report.side_by_side import ComparedModel, compare_models
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.execution import LastModel
-from wherewhat.runs.request import MemoryModel, ModelRequest, Request, common_length, given_options, model_request
+from wherewhat.runs.request import (
+    MemoryModel,
+    ModelRequest,
+    Request,
+    common_length,
+    file_names,
+    given_options,
+    model_request,
+)
 from wherewhat.text.documents import Document, documents_of
 
 _LOADING = 3000
@@ -39,7 +47,7 @@ def _requests(models: Any) -> Any:
     return [request] if isinstance(request, ModelRequest | MemoryModel) else request
 
 
-@checked(models=_requests, texts=documents_of)
+@checked(models=_requests, files=file_names, texts=documents_of)
 def make_report(
     models: Sequence[ModelRequest | MemoryModel],
     *,

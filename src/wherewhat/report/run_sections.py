@@ -97,10 +97,17 @@ def lengths(run: StoredRun) -> dict[str, Any] | None:
     }
 
 
+def perturbed(run: StoredRun) -> list[str]:
+    """Return the kinds of perturbation that a run has losses of, those of layers by layer."""
+    prefix = "loss_by_rate_"
+    ends = (name.rsplit("/", 1)[1] for name in run.profiles)
+    return list(dict.fromkeys(end.removeprefix(prefix) for end in ends if end.startswith(prefix)))
+
+
 def perturbation(run: StoredRun) -> dict[str, Any]:
     """Return the loss increase by kind and rate, on all targets and on untouched ones, of a run of perturb."""
     kinds = []
-    for kind in run.options["kinds"]:
+    for kind in run.options["kinds"] or perturbed(run):
         curves = run.curves(f"loss_by_rate_{kind}")
         if not curves:
             continue
@@ -110,7 +117,7 @@ def perturbation(run: StoredRun) -> dict[str, Any]:
         kinds.append(
             {
                 "id": kind,
-                "title": KINDS[kind],
+                "title": KINDS.get(kind, kind),
                 "rates": [float(name) for name in names],
                 "all": [mean_of(run, f"rise_{kind}_at_{name}") for name in names],
                 "untouched": [mean_of(run, f"rise_{kind}_at_{name}_untouched") for name in names],

@@ -160,17 +160,19 @@ def option_text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _names(files: Any) -> Any:
+def file_names(files: Any) -> Any:
     """Return one file, or a list of them, as a tuple of names."""
     listed = (files,) if isinstance(files, str | os.PathLike) else tuple(files) if isinstance(files, list) else files
     if not isinstance(listed, tuple):
         return listed
     if any(isinstance(entry, Document) for entry in listed):
         raise ConfigError("files holds a Document: give documents and strings as texts")
+    if not listed:
+        raise ConfigError("files is empty: give at least one, or leave it out for the embedded prose")
     return tuple(os.fspath(entry) if isinstance(entry, os.PathLike) else entry for entry in listed)
 
 
-@checked(model=model_request, files=_names, texts=documents_of)
+@checked(model=model_request, files=file_names, texts=documents_of)
 @dataclass(frozen=True)
 class Request:
     """One measurement of one model on some texts. The help of each field is that of its command-line option.
@@ -233,7 +235,7 @@ class Request:
         if self.prompts is not None and self.given_texts:
             raise ConfigError("--text and --prompts exclude each other: give one of them")
         if self.files is not None and self.texts is not None:
-            raise ConfigError("files and texts were both given: give one of them")
+            raise ConfigError("files and texts (or ids) were both given: give one of them")
         if self.prompts is not None:
             from wherewhat.text.prompts.kinds import KINDS
 

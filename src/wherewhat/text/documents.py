@@ -98,7 +98,7 @@ def _document(text: Any, number: int) -> Document:
         return text
     if isinstance(text, str):
         if len(text) < _LONGEST_PATH and "\n" not in text and _is_file(text):
-            raise TextError(f"text {number} is the name of a file: give it as text, or what read_documents returns")
+            raise TextError(f"text {number} is the name of a file: give it as files, or what read_documents returns")
         return Document(f"text-{number}", clean(text, where=f"text {number}"))
     ids = _as_ids(text)
     if ids is None:
