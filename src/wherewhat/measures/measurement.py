@@ -15,7 +15,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
@@ -24,7 +24,7 @@ from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.imports import isolated, plugins
 from wherewhat.options import nearest, short_repr
-from wherewhat.scores import Metric, Scores, real_tensor, stored_metric
+from wherewhat.scores import Metric, Scores, on_cpu, real_tensor, stored_metric
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -279,14 +279,37 @@ def defines(measurement: Measurement, method: Literal["combine", "pooled"]) -> b
 
 
 class LayerMeasurement(Measurement):
-    """A measurement of one layer at a time, while the forward pass runs."""
+    """A measurement of one layer at a time, while the forward pass runs.
 
-    @abstractmethod
+    Define :meth:`measure`, or :meth:`measure_texts` to compute several texts of a pass at once.
+
+    Attributes:
+        swaps_keys: Whether layers need their ``key_mixing``.
+    """
+
+    swaps_keys: ClassVar[bool] = False
+
     def measure(self, layer: LayerAttention, config: Any) -> Scores | Mapping[str, Tensor]:
         """Return the scores of one layer, or only values per head by metric: ``(heads,)`` or ``(kv_heads,)`` each."""
+        raise NotImplementedError
+
+    def measure_texts(self, layer: LayerAttention, texts: Sequence[Text], config: Any) -> Sequence[Scores]:
+        """Return the scores of one layer on each text of the pass; none if it does not measure the layer.
+
+        Tensors may stay on the device: all layers are read at once after the pass. ``layer.merged`` has the heads of
+        all texts, and :func:`~wherewhat.measures.tensors.scores_by_text` splits what is computed from it.
+        """
+        return [measure_layer(self, layer.text(text), config) for text in range(len(texts))]
 
     def check(self, layers: Sequence[Scores]) -> None:
         """Raise a :class:`~wherewhat.errors.MeasureError` if no layer of the model can be measured."""
+
+    def complete(self, subject: Subject, text: Text, scores: Scores, config: Any) -> Scores:
+        """Return the scores of one text with what is measured after the pass."""
+        return scores
+
+
+_UNDEFINED = LayerMeasurement.measure, LayerMeasurement.measure_texts
 
 
 class TextMeasurement(Measurement):
@@ -331,10 +354,50 @@ def measure_text(measurement: Measurement, subject: Subject, text: Text, config:
         return as_scores(measurement, measurement.measure(subject, text, config))
     if not isinstance(measurement, LayerMeasurement):
         raise MeasureError(f"{measurement.name} is not measured on a single text")
-    layers: list[Scores] = []
-    subject.run(text.ids, lambda layer: layers.append(measure_layer(measurement, layer, config)))
-    measurement.check(layers)
-    return Scores(layers=layers, whole=measurement.pooled(layers))
+    return measure_pass(subject, [text], {measurement.name: (measurement, config)})[measurement.name][0]
+
+
+def measure_pass(
+    subject: Subject, texts: Sequence[Text], wanted: Mapping[str, tuple[LayerMeasurement, Any]]
+) -> dict[str, list[Scores]]:
+    """Return the scores of each text under measurements of layers, all from one pass over texts of one length.
+
+    Numbers are read from the device once, after the pass.
+
+    Args:
+        subject: The model.
+        texts: The texts.
+        wanted: Measurement and config by name.
+    """
+    import torch
+
+    layers: dict[str, list[Sequence[Scores]]] = {name: [] for name in wanted}
+    finite: list[tuple[int, Tensor]] = []
+
+    swapping = any(measurement.swaps_keys for measurement, _ in wanted.values())
+    mixing = subject.key_mixing() if swapping else {}
+
+    def measure(layer: LayerAttention) -> None:
+        if swapping:
+            layer = replace(layer, key_mixing=mixing.get(layer.layer))
+        finite.append((layer.layer, layer.rot_q.isfinite().all() & layer.rot_k.isfinite().all()))
+        for name, (measurement, config) in wanted.items():
+            layers[name].append(measurement.measure_texts(layer, texts, config))
+
+    subject.run(torch.cat([text.ids for text in texts]), measure)
+    if not bool(torch.stack([flag.to(finite[0][1].device) for _, flag in finite]).all()):
+        worst = next(layer for layer, flag in finite if not bool(flag))
+        raise MeasureError(f"queries or keys of layer {worst} are not finite: the model's activations overflow")
+    scores: dict[str, list[Scores]] = {}
+    for name, (measurement, config) in wanted.items():
+        models = on_cpu(
+            [Scores(layers=[of_layer[t] for of_layer in layers[name] if of_layer]) for t in range(len(texts))]
+        )
+        for text, model in zip(texts, models, strict=True):
+            measurement.check(model.layers)
+            whole = replace(model, whole=measurement.pooled(model.layers))
+            scores.setdefault(name, []).append(measurement.complete(subject, text, whole, config))
+    return scores
 
 
 def as_scores(measurement: Measurement, scores: Scores | Mapping[str, float]) -> Scores:
@@ -409,6 +472,8 @@ def register(declared: _Declared) -> _Declared:
         raise ConfigError(f"{declared!r} is not a measurement: give a subclass of wherewhat.Measurement")
     missing = [name for name in ("name", "summary", "metrics") if not hasattr(declared, name)]
     missing += sorted(declared.__abstractmethods__)
+    if issubclass(declared, LayerMeasurement) and (declared.measure, declared.measure_texts) == _UNDEFINED:
+        missing.append("measure")
     if missing:
         raise ConfigError(f"the measurement {declared.__name__} has no {missing[0]}: define {', '.join(missing)}")
     if not is_dataclass(declared.config):
