@@ -294,8 +294,8 @@ def on_cpu(scores: Sequence[Scores]) -> list[Scores]:
     tensors: dict[int, Tensor] = {}
     for part in (part for item in scores for part in item):
         columns = (column.values for column in part.curves.values())
-        numbers = (value for value in part.whole.values() if isinstance(value, torch.Tensor))
-        tensors |= {id(x): x for x in (*part.heads.values(), *columns, *numbers) if isinstance(x, torch.Tensor)}
+        held: tuple[Any, ...] = (*part.heads.values(), *columns, *part.whole.values())
+        tensors |= {id(x): x for x in held if isinstance(x, torch.Tensor)}
     alike: dict[Any, list[Tensor]] = {}
     for tensor in tensors.values():
         if tensor.device.type != "cpu":

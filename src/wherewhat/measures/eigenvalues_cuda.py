@@ -80,6 +80,7 @@ def symmetric_eigenvalues(matrices: Tensor) -> Tensor:
     matrices = matrices.double().contiguous()
     count, d = matrices.shape[:2]
     padded = max(16, triton.next_power_of_2(d))
+    values: Tensor
     diagonal, beside, values = torch.empty(3, count, d, dtype=torch.float64, device=matrices.device)
     if count:
         _tridiagonal[(count,)](matrices, diagonal, beside, d, D=padded, num_warps=4 if padded < LARGEST else 16)

@@ -112,7 +112,7 @@ def scores_by_text(
     texts = attention.texts
     by_head = {name: x.view(texts, -1) for name, x in (heads or {}).items()}
     split = {
-        name: column.values.unflatten(0, (texts, -1)) if column.axes[0] == "head" else column.values
+        name: torch.unflatten(column.values, 0, (texts, -1)) if column.axes[0] == "head" else column.values
         for name, column in (curves or {}).items()
         if column.axes and column.axes[0] in ("head", "text")
     }
@@ -138,7 +138,7 @@ def scores_by_text(
 
 def by_text(values: Tensor, attention: LayerAttention) -> Tensor:
     """Return values ``(texts · heads, ...)`` of merged heads as ``(texts, heads, ...)``."""
-    return values.unflatten(0, (attention.texts, -1))
+    return torch.unflatten(values, 0, (attention.texts, -1))
 
 
 def rotates(attention: LayerAttention) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -420,9 +421,9 @@ def _sample(n: int, device: torch.device) -> Tensor:
 
 def layer_scores(attention: LayerAttention, config: AxesConfig) -> list[Scores]:
     """Fit every head of a layer; return correlations, shares, ranks and curves of each text."""
-    options = {"skip": config.skip, "min_distance": config.min_distance, "method": config.method}
+    fitted = partial(fit_layer, skip=config.skip, min_distance=config.min_distance, method=config.method)
     merged = attention.merged
-    fit = fit_layer(merged, **options)
+    fit = fitted(merged)
     heads: dict[str, Tensor] = {"r": fit.r, "r2": fit.r.square(), "r_behaviour": fit.r_behaviour}
     heads["adjusted_r2"] = fit.adjusted_r2
     heads |= {f"r_{subset}": fit.r_subset[subset] for subset in SUBSETS if subset != "abc"}
@@ -435,7 +436,7 @@ def layer_scores(attention: LayerAttention, config: AxesConfig) -> list[Scores]:
         rot_q=gaussian_like(attention.rot_q, seed=attention.layer),
         rot_k=gaussian_like(attention.rot_k, seed=attention.layer + 1_000_000),
     )
-    noise = fit_layer(noise_layer.merged, **options)
+    noise = fitted(noise_layer.merged)
     axes = {"a": ("head", "distance"), "b": ("head", "query"), "c": ("head", "key")}
     return scores_by_text(
         attention,
