@@ -979,17 +979,18 @@ def test_everything_that_reuses_results_has_the_same_identity(asked, place, monk
 
 def test_again_measures_anew_and_can_be_killed(asked, monkeypatch):
     first = run(asked.request, out=asked.out)
-    found = execution._found
+    measure = execution._Batch.measure
     done = []
 
-    def measured(measurement, subject, key, *rest):
+    def measured(batch):
         if len(done) == 1 and "killed" not in done:
             done.append("killed")
             raise KeyboardInterrupt
-        done.append(key)
-        return found(measurement, subject, key, *rest)
+        done.extend(batch.keys[0])
+        measure(batch)
 
-    monkeypatch.setattr(execution, "_found", measured)
+    monkeypatch.setattr(execution._Batch, "measure", measured)
+    monkeypatch.setattr(execution, "texts_at_once", lambda model, tokens: 1)
     assert run(asked.request, out=asked.out).path == first.path
     assert done == []
     with pytest.raises(KeyboardInterrupt):
