@@ -48,7 +48,7 @@ from wherewhat.runs.records import (
 )
 from wherewhat.runs.request import MemoryModel, common_length, document_text, model_request
 from wherewhat.runs.results import commonest
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.subject import ModelSubject, texts_at_once
 from wherewhat.scores import Column, Scores
 from wherewhat.text.documents import Document, documents_of, embedded_documents
 
@@ -371,15 +371,18 @@ def check_positive(**values: int) -> None:
 def measure_texts(subject: ModelSubject, texts: Sequence[Text], chosen: Chosen) -> dict[str, list[Scores]]:
     """Return the scores of each text, or of all texts together, by measurement.
 
-    The texts, which have one length, go through the model together, and all measurements of layers share that pass.
+    The texts have one length: as many as memory allows go through the model together, and all measurements of layers
+    share their passes.
     """
     layered = {name: (x, config) for name, (x, config) in chosen.items() if isinstance(x, LayerMeasurement)}
-    scores: dict[str, list[Scores]] = {}
-    outcomes = measure_pass(subject, texts, list(layered.values())) if layered else []
-    for name, outcome in zip(layered, outcomes, strict=True):
-        if isinstance(outcome, WherewhatError):
-            raise outcome
-        scores[name] = outcome
+    scores: dict[str, list[Scores]] = {name: [] for name in layered}
+    step = texts_at_once(subject.loaded.model, texts[0].ids.shape[1])
+    for start in range(0, len(texts) if layered else 0, step):
+        outcomes = measure_pass(subject, texts[start : start + step], list(layered.values()))
+        for name, outcome in zip(layered, outcomes, strict=True):
+            if isinstance(outcome, WherewhatError):
+                raise outcome
+            scores[name] += outcome
     for name, (measurement, config) in chosen.items():
         if isinstance(measurement, DocumentsMeasurement):
             scores[name] = [measurement.measure(subject, texts, config)]
