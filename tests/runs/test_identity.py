@@ -30,7 +30,7 @@ from wherewhat.progress import Silent
 from wherewhat.report.excerpt import ExcerptFile
 from wherewhat.runs import execution, identity
 from wherewhat.runs.code import DECLARED, code_identity
-from wherewhat.runs.execution import LastModel, prepare, run, run_control
+from wherewhat.runs.execution import LastModel, prepare, run, run_controls
 from wherewhat.runs.identity import KnownRuns, is_current, reused_line, versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.sweep.cells import expand
@@ -1015,13 +1015,13 @@ def test_again_tries_again_what_could_not_be_made(asked, monkeypatch):
 
     monkeypatch.setattr(execution, "load_model", refuse)
     control = asked.request.with_weights("shuffled")
-    assert run_control(control, out=asked.out) == "no control can be made"
-    assert run_control(control, out=asked.out) == "no control can be made"
+    assert run_controls([control], out=asked.out)[0] == "no control can be made"
+    assert run_controls([control], out=asked.out)[0] == "no control can be made"
     assert len(tried) == 1
     monkeypatch.setattr(execution, "load_model", load)
-    made = run_control(control, out=asked.out, again=True)
+    (made,) = run_controls([control], out=asked.out, again=True)
     assert made.is_complete
-    assert run_control(control, out=asked.out).path == made.path
+    assert run_controls([control], out=asked.out)[0].path == made.path
 
 
 def test_again_on_the_command_line(cli, asked):

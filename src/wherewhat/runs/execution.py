@@ -531,41 +531,76 @@ def _provenance(subject: ModelSubject, texts: list[Document], checkpoint: str | 
 
 
 def run_with_controls(
-    request: Request, controls: Iterable[Weights], *, out: Path, progress: Progress | None = None, again: bool = False
-) -> Controlled:
-    """Measure a model, and as controls the same model with other weights, such as ``("random", "shuffled")``."""
-    runs = {str(request.model.weights): run(request, out=out, progress=progress, again=again)}
-    left_out: dict[str, str] = {}
+    requests: Sequence[Request],
+    controls: Iterable[Weights],
+    *,
+    out: Path,
+    progress: Progress | None = None,
+    again: bool = False,
+) -> list[Controlled]:
+    """Measure a model, and as controls the same model with other weights, such as ``("random", "shuffled")``.
+
+    All requests are of one model; measurements of layers on the same texts share their passes.
+    """
+    models = LastModel()
+    runs: list[dict[str, RunDirectory]] = [{} for _ in requests]
+    left_out: list[dict[str, str]] = [{} for _ in requests]
+    outcomes = run_together(requests, out=out, progress=progress, models=models, again=again)
+    for request, outcome, of_request in zip(requests, outcomes, runs, strict=True):
+        if isinstance(outcome, WherewhatError):
+            raise outcome
+        of_request[str(request.model.weights)] = outcome
     for weights in controls:
-        outcome = run_control(request.with_weights(weights), out=out, progress=progress, again=again)
-        if isinstance(outcome, str):
-            left_out[weights] = outcome
-        else:
-            runs[weights] = outcome
-    return Controlled(runs, left_out)
+        others = [request.with_weights(weights) for request in requests]
+        control_outcomes = run_controls(others, out=out, progress=progress, models=models, again=again)
+        for index, control in enumerate(control_outcomes):
+            if isinstance(control, str):
+                left_out[index][weights] = control
+            else:
+                runs[index][weights] = control
+    return [Controlled(*pair) for pair in zip(runs, left_out, strict=True)]
 
 
-def run_control(
-    request: Request,
+def run_controls(
+    requests: Sequence[Request],
     *,
     out: Path,
     progress: Progress | None = None,
     models: LastModel | None = None,
     again: bool = False,
-) -> RunDirectory | str:
-    """Return the finished run of a control model, or in one line why there is none.
+    estimated: bool = True,
+    ended: Callable[[int, RunDirectory | WherewhatError], None] = lambda _, __: None,
+) -> list[RunDirectory | str]:
+    """Return the finished runs of one control model, or in one line why there is none.
 
     Some models have no such control model: quantised weights, for example, cannot be permuted. The reason is stored, so
-    that it is not tried again with the same model, options and versions, unless ``again`` is set.
+    that it is not tried again with the same model, options and versions, unless ``again`` is set. Arguments are those
+    of :func:`run_together`.
     """
     known = KnownRuns(out)
-    reason = None if again else known.find(request)
-    if isinstance(reason, str):
-        return reason
-    path = known.path(request)
-    try:
-        return run(request, out=out, progress=progress, models=models, again=again)
-    except (LoadError, CaptureError, MeasureError) as error:
-        if not isinstance(error, TooLargeError):
-            known.write(path, str(error), command=request.command())
-        return str(error)
+    outcomes: dict[int, RunDirectory | str] = {}
+    for index, request in enumerate(requests):
+        reason = None if again else known.find(request)
+        if isinstance(reason, str):
+            outcomes[index] = reason
+    left = [index for index in range(len(requests)) if index not in outcomes]
+    paths = {index: known.path(requests[index]) for index in left}
+    measured = run_together(
+        [requests[index] for index in left],
+        out=out,
+        progress=progress,
+        models=models,
+        again=again,
+        estimated=estimated,
+        ended=lambda position, outcome: ended(left[position], outcome),
+    )
+    for index, outcome in zip(left, measured, strict=True):
+        if not isinstance(outcome, WherewhatError):
+            outcomes[index] = outcome
+            continue
+        if not isinstance(outcome, LoadError | CaptureError | MeasureError):
+            raise outcome
+        if not isinstance(outcome, TooLargeError):
+            known.write(paths[index], str(outcome), command=requests[index].command())
+        outcomes[index] = str(outcome)
+    return [outcomes[index] for index in range(len(requests))]
