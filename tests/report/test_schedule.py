@@ -106,8 +106,8 @@ def test_a_finished_report_is_made_again_without_the_model(made, hostile_model, 
         raise AssertionError("nothing is to be loaded or measured")
 
     monkeypatch.setattr(controls, "load_model", refuse)
-    for module in (measuring, controls):
-        monkeypatch.setattr(module, "run", refuse)
+    monkeypatch.setattr(measuring, "run_together", refuse)
+    monkeypatch.setattr(controls, "run_together", refuse)
     told = Told()
     request = ModelRequest(model=hostile_model, device="cpu")
     again = make_report(request, out=made.out, files=[str(made.text)], tokens=TOKENS, progress=told)
@@ -116,10 +116,10 @@ def test_a_finished_report_is_made_again_without_the_model(made, hostile_model, 
 
 
 def test_the_first_measurement_must_succeed(made, hostile_model, tmp_path, monkeypatch):
-    def refuse(request, **options):
-        raise MeasureError("no such thing")
+    def refuse(requests, **options):
+        return [MeasureError("no such thing") for _ in requests]
 
-    monkeypatch.setattr(measuring, "run", refuse)
+    monkeypatch.setattr(measuring, "run_together", refuse)
     with pytest.raises(MeasureError):
         make_report(ModelRequest(model=hostile_model), out=tmp_path, files=[str(made.text)], tokens=TOKENS)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
+from wherewhat.captures.structure import turns_by_length
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import JSON, config_hash, file_sha256, make_folder, read_sealed, run_folder_name, write_sealed
 from wherewhat.models.loaded import LoadedModel, evaluation, max_positions
@@ -79,7 +80,8 @@ class Excerpt:
 def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int, proof: Proof | None = None) -> Excerpt:
     """Run the model once on the first tokens of each of the first documents.
 
-    Each has as many tokens as the decomposition will have, for rotations that depend on the length.
+    The first, by which the speed is known, has as many tokens as the decomposition will have; so have the others if
+    rotations depend on the length.
     """
     loaded.check_length(tokens)
     shortest = min(document_length(loaded, text) for text in texts)
@@ -103,13 +105,15 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
             planes.append(attention.rotation.planes)
 
     subject = ModelSubject(loaded, proof)
-    started = time.perf_counter()
+    seconds = 0.0
     with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
         for number, document in enumerate(ids):
             pieces = _pieces(loaded, texts[number], document)
             passages.append(Passage(pieces[: _rows(number, tokens)] if number else pieces, {}))
-            subject.run(document[None], keep)
-    seconds = (time.perf_counter() - started) / (tokens * len(ids))
+            whole = number == 0 or turns_by_length(loaded.model.config.get_text_config())
+            started = time.perf_counter()
+            subject.run(document[None, : None if whole else _rows(number, tokens)], keep)
+            seconds = seconds or (time.perf_counter() - started) / tokens
     try:
         trained = subject.trained_length()
     except ConfigError:
