@@ -22,10 +22,11 @@ from wherewhat.models.loaded import LoadedModel, evaluation, max_positions
 from wherewhat.models.memory import weight_sample
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.report.views import Capacity
+from wherewhat.runs.execution import LastModel
 from wherewhat.runs.identity import loaded_model, model_files
 from wherewhat.runs.request import MemoryModel, ModelRequest, document_length, document_text
 from wherewhat.runs.schema import ProfileFile, profile_name, write_profiles
-from wherewhat.runs.subject import ModelSubject, load_model
+from wherewhat.runs.subject import ModelSubject
 from wherewhat.scores import Column
 from wherewhat.text.documents import Document, text_hash
 
@@ -169,12 +170,24 @@ class ExcerptFile:
     path: Path
 
     @classmethod
-    def of(cls, model: ModelRequest | MemoryModel, texts: Sequence[Document], *, tokens: int, out: Path) -> ExcerptFile:
-        """Return the file of a model, stored or not, without loading or writing anything.
+    def of(
+        cls,
+        model: ModelRequest | MemoryModel,
+        texts: Sequence[Document],
+        *,
+        tokens: int,
+        out: Path,
+        models: LastModel | None = None,
+    ) -> ExcerptFile:
+        """Return the file of a model, stored or not, without reading or writing anything.
 
-        A model's files are identified by path, size and time of change, a model in memory by its weights.
+        A model's files are identified by path, size and time of change, a model in memory, which ``models`` keeps, by
+        its weights.
         """
-        state = loaded_model(load_model(model)) if isinstance(model, MemoryModel) else model_files(model)
+        if isinstance(model, MemoryModel):
+            state = loaded_model((models or LastModel()).loaded(model))
+        else:
+            state = model_files(model)
         drawn: list[JSON] = [ROWS, FURTHER_ROWS, PASSAGES]
         key = config_hash({**state, "texts": text_hash(texts), "tokens": tokens, "passages": drawn})
         return cls(out / run_folder_name(f"excerpt-{state['model']}-{model.weights}", key))
