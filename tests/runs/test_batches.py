@@ -1,4 +1,4 @@
-"""Identity: texts in batches, and measurements in shared passes, give the numbers of each text and measurement alone."""
+"""Identity: texts in batches, and measurements in shared passes, give the numbers of each text and measurement."""
 
 from __future__ import annotations
 
