@@ -7,10 +7,12 @@ from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.statistics import interval, share_bounds
+from wherewhat.numerics import has_triton
 
 
 def over_documents(values: Tensor) -> Tensor:
@@ -58,22 +60,50 @@ def correlation(x: Tensor, y: Tensor) -> float:
     return float(centred.prod(0).sum() / squares.prod().sqrt())
 
 
-def centred_ranks(x: Tensor) -> Tensor:
-    """Return ranks along the last dimension of ``x`` ``(..., m)``, centred, float64; ties share their mean rank."""
+def centred_ranks(x: Tensor, visible: Tensor | None = None) -> Tensor:
+    """Return ranks along the last dimension of ``x`` ``(..., m)``, centred, float64; ties share their mean rank.
+
+    Args:
+        x: Numbers without infinite ones.
+        visible: True for the entries to rank among each other, broadcastable to ``x``; the others get 0.
+    """
+    x = x.double() if visible is None else torch.where(visible, x.double(), torch.inf)
+    ranks = _sorted_ranks(x) if x.device.type == "cpu" else _searched_ranks(x)
+    if visible is None:
+        return ranks
+    # Hidden entries are the largest: the ranks of the others are centred around half of their number.
+    hidden = x.shape[-1] - visible.sum(-1, keepdim=True)
+    return torch.where(visible, ranks + hidden / 2, 0.0)
+
+
+def _sorted_ranks(x: Tensor) -> Tensor:
+    """Return centred ranks on the CPU, where NumPy sorts small rows several times faster than PyTorch."""
     m = x.shape[-1]
-    ordered, order = x.sort(-1)
-    place = torch.arange(m, device=x.device).expand(x.shape)
+    order = torch.from_numpy(x.numpy().argsort(-1))
+    ordered = x.gather(-1, order)
+    place = torch.arange(m).expand(x.shape)
     step = ordered[..., 1:] != ordered[..., :-1]
-    if bool(step.all()):
-        ranks = place.double() - (m - 1) / 2
-        return torch.empty_like(ranks).scatter_(-1, order, ranks)
+    if bool((step | ordered[..., 1:].isinf()).all()):
+        ranks = (torch.arange(m, dtype=torch.float64) - (m - 1) / 2).expand(x.shape)
+        return torch.empty_like(x).scatter_(-1, order, ranks)
     first = torch.nn.functional.pad(step, (1, 0), value=True)
     last = torch.nn.functional.pad(step, (0, 1), value=True)
     # Every run of ties gets the mean of its first and its last rank.
     start = torch.where(first, place, 0).cummax(-1).values
     end = torch.where(last, place, m - 1).flip(-1).cummin(-1).values.flip(-1)
-    ranks = (start + end).double() / 2 - (m - 1) / 2
-    return torch.empty_like(ranks).scatter_(-1, order, ranks)
+    return torch.empty_like(x).scatter_(-1, order, (start + end).double() / 2 - (m - 1) / 2)
+
+
+def _searched_ranks(x: Tensor) -> Tensor:
+    """Return centred ranks without reading a number, which would wait for a GPU: half of those below less above."""
+    if has_triton(x.device):
+        from wherewhat.measures.ranks_cuda import MOST_ENTRIES, counted_ranks
+
+        if x.shape[-1] <= MOST_ENTRIES:
+            return counted_ranks(x)
+    ordered, x = x.sort(-1).values, x.contiguous()
+    below, until = (torch.searchsorted(ordered, x, right=right) for right in (False, True))
+    return (below + until - x.shape[-1]).double() / 2
 
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
@@ -85,6 +115,20 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
 def defined(values: Mapping[str, float]) -> dict[str, float]:
     """Return the entries that are not NaN."""
     return {name: value for name, value in values.items() if value == value}
+
+
+_HOST: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Copies of tensors on the CPU, as long as the tensors exist."""
+
+
+def on_host(x: Tensor) -> Tensor:
+    """Return a tensor on the CPU; kept, because reading waits for a GPU, and layers share positions."""
+    if x.device.type == "cpu":
+        return x
+    if x not in _HOST:
+        _HOST[x] = x.cpu()
+    copy: Tensor = _HOST[x]
+    return copy
 
 
 def per_query_head(x: Tensor, attention: LayerAttention) -> Tensor:
