@@ -287,6 +287,40 @@ class Scores:
                 raise MeasureError(f"{of} returned '{name}' without its control '{metric.control}': return it, or NaN")
 
 
+def on_cpu(scores: Sequence[Scores]) -> list[Scores]:
+    """Return scores with all tensors on the CPU; those of one device and dtype are copied at once."""
+    import torch
+
+    tensors: dict[int, Tensor] = {}
+    for part in (part for item in scores for part in item):
+        columns = (column.values for column in part.curves.values())
+        held: tuple[Any, ...] = (*part.heads.values(), *columns, *part.whole.values())
+        tensors |= {id(x): x for x in held if isinstance(x, torch.Tensor)}
+    alike: dict[Any, list[Tensor]] = {}
+    for tensor in tensors.values():
+        if tensor.device.type != "cpu":
+            alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    copies: dict[int, Tensor] = {}
+    for group in alike.values():
+        joined = torch.cat([x.detach().reshape(-1) for x in group]).cpu()
+        pieces = torch.split(joined, [x.numel() for x in group])
+        copies |= {id(x): piece.view(x.shape) for x, piece in zip(group, pieces, strict=True)}
+
+    def read(value: Any) -> Any:
+        return copies.get(id(value), value)
+
+    def copied(part: Scores) -> Scores:
+        return replace(
+            part,
+            heads={name: read(x) for name, x in part.heads.items()},
+            whole={name: read(x) for name, x in part.whole.items()},
+            curves={name: replace(column, values=read(column.values)) for name, column in part.curves.items()},
+            layers=[copied(layer) for layer in part.layers],
+        )
+
+    return [copied(item) for item in scores]
+
+
 def declaration(name: str, declared: Sequence[Metric]) -> Metric | None:
     """Return the metric of that name, or the first whose name with ``*`` stands for it; None if there is none."""
     same = next((metric for metric in declared if metric.name == name), None)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.captures.rotation import Rotation
+from wherewhat.errors import MeasureError
 from wherewhat.options import short_repr
 
 LOW = -9e3
@@ -107,6 +108,11 @@ def _rows(term: Tensor, rows: Rows, m: int) -> Tensor:
     """Return the rows of a broadcastable term as ``(batch or 1, heads or 1, rows or 1, m or 1)``."""
     term = term[(None,) * (4 - term.ndim)][..., :m]
     return term if term.shape[-2] == 1 else term[..., rows, :]
+
+
+def _is_repeated(x: Tensor) -> bool:
+    """Return whether all rows of ``x`` ``(rows, ...)`` are the same; read from the device only if they are stored."""
+    return x.shape[0] == 1 or x.stride(0) == 0 or bool((x[1:] == x[:1]).all())
 
 
 def shared_product(x: Tensor, shared: Tensor) -> Tensor:
@@ -207,6 +213,60 @@ class LayerAttention:
             f"{dtype} on {self.rot_q.device}",
         ]
         return f"LayerAttention({', '.join(shown)})"
+
+    @property
+    def texts(self) -> int:
+        """Number of texts of the pass."""
+        return self.rot_q.shape[0]
+
+    def text(self, index: int) -> LayerAttention:
+        """Return the layer of one of its texts."""
+        if self.texts == 1 and index == 0:
+            return self
+        own = slice(index, index + 1)
+        return replace(
+            self,
+            rot_q=self.rot_q[own],
+            rot_k=self.rot_k[own],
+            value=self.value[own],
+            output=self.output[own],
+            mask=self.mask.mapped(lambda term: term[own] if term.ndim == 4 and term.shape[0] > 1 else term),
+            positions=self.positions if self.positions.ndim == 1 else self.positions[own][0],
+        )
+
+    @cached_property
+    def merged(self) -> LayerAttention:
+        """The same layer as one text whose heads are those of all texts, texts outermost.
+
+        Head h of text t is head ``t · heads + h``, and reads key head ``t · kv_heads + h // (heads // kv_heads)``, so
+        that functions of one text compute all texts at once. The texts must share mask and positions.
+        """
+        if self.texts == 1:
+            return self
+        heads, kv_heads = self.texts * self.heads, self.texts * self.kv_heads
+
+        def merge(term: Tensor) -> Tensor:
+            """Return a term of the mask for the heads of all texts; one that is the same for all heads stays so."""
+            term = term[(None,) * (4 - term.ndim)]
+            if term.shape[0] > 1 and not _is_repeated(term):
+                return term.expand(-1, self.heads, -1, -1).reshape(1, heads, *term.shape[2:])
+            return term[:1] if term.shape[1] == 1 else term[:1].repeat(1, self.texts, 1, 1)
+
+        positions = self.positions
+        if positions.ndim == 2:
+            if not _is_repeated(positions):
+                raise MeasureError(f"texts of layer {self.layer} have different positions: measure one text at a time")
+            positions = positions[0]
+        return replace(
+            self,
+            rot_q=self.rot_q.reshape(1, heads, *self.rot_q.shape[2:]),
+            rot_k=self.rot_k.reshape(1, kv_heads, *self.rot_k.shape[2:]),
+            value=self.value.reshape(1, kv_heads, *self.value.shape[2:]),
+            output=self.output.transpose(0, 1).flatten(1, 2)[None],
+            mask=self.mask.mapped(merge),
+            positions=positions,
+            sinks=None if self.sinks is None else self.sinks.repeat(self.texts),
+        )
 
     @property
     def heads(self) -> int:

@@ -15,16 +15,16 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from wherewhat.boundary import MOST_TOKENS, check_at_most
-from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.errors import ConfigError, MeasureError, WherewhatError
 from wherewhat.imports import isolated, plugins
 from wherewhat.options import nearest, short_repr
-from wherewhat.scores import Metric, Scores, real_tensor, stored_metric
+from wherewhat.scores import Metric, Scores, on_cpu, real_tensor, stored_metric
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -279,14 +279,37 @@ def defines(measurement: Measurement, method: Literal["combine", "pooled"]) -> b
 
 
 class LayerMeasurement(Measurement):
-    """A measurement of one layer at a time, while the forward pass runs."""
+    """A measurement of one layer at a time, while the forward pass runs.
 
-    @abstractmethod
+    Define :meth:`measure`, or :meth:`measure_texts` to compute several texts of a pass at once.
+
+    Attributes:
+        swaps_keys: Whether layers need their ``key_mixing``.
+    """
+
+    swaps_keys: ClassVar[bool] = False
+
     def measure(self, layer: LayerAttention, config: Any) -> Scores | Mapping[str, Tensor]:
         """Return the scores of one layer, or only values per head by metric: ``(heads,)`` or ``(kv_heads,)`` each."""
+        raise NotImplementedError
+
+    def measure_texts(self, layer: LayerAttention, texts: Sequence[Text], config: Any) -> Sequence[Scores]:
+        """Return the scores of one layer on each text of the pass; none if it does not measure the layer.
+
+        Tensors may stay on the device: all layers are read at once after the pass. ``layer.merged`` has the heads of
+        all texts, and :func:`~wherewhat.measures.tensors.scores_by_text` splits what is computed from it.
+        """
+        return [measure_layer(self, layer.text(text), config) for text in range(len(texts))]
 
     def check(self, layers: Sequence[Scores]) -> None:
         """Raise a :class:`~wherewhat.errors.MeasureError` if no layer of the model can be measured."""
+
+    def complete(self, subject: Subject, text: Text, scores: Scores, config: Any) -> Scores:
+        """Return the scores of one text with what is measured after the pass."""
+        return scores
+
+
+_UNDEFINED = LayerMeasurement.measure, LayerMeasurement.measure_texts
 
 
 class TextMeasurement(Measurement):
@@ -295,6 +318,10 @@ class TextMeasurement(Measurement):
     @abstractmethod
     def measure(self, subject: Subject, text: Text, config: Any) -> Scores | Mapping[str, float]:
         """Return the scores of one text, or only values of the model as a whole by metric."""
+
+    def measure_texts(self, subject: Subject, texts: Sequence[Text], config: Any) -> Sequence[Scores]:
+        """Return the scores of each of some texts of one length; override it to run them together."""
+        return [as_scores(self, self.measure(subject, text, config)) for text in texts]
 
 
 class QuestionMeasurement(Measurement):
@@ -324,6 +351,14 @@ class DocumentsMeasurement(Measurement):
     def measure(self, subject: Subject, texts: Sequence[Text], config: Any) -> Scores:
         """Return the scores of all texts together."""
 
+    def measure_layer(self, layer: LayerAttention, config: Any) -> Scores:
+        """Return the scores of one layer of a pass over all texts; used where all of them fit into one pass."""
+        raise NotImplementedError
+
+    def joined(self, layers: Sequence[Scores]) -> Scores:
+        """Return the scores of the model from those of :meth:`measure_layer`."""
+        return Scores(layers=layers, whole=self.pooled(layers))
+
 
 def measure_text(measurement: Measurement, subject: Subject, text: Text, config: Any) -> Scores:
     """Return the scores of one text, for measurements of layers and of texts."""
@@ -331,10 +366,100 @@ def measure_text(measurement: Measurement, subject: Subject, text: Text, config:
         return as_scores(measurement, measurement.measure(subject, text, config))
     if not isinstance(measurement, LayerMeasurement):
         raise MeasureError(f"{measurement.name} is not measured on a single text")
-    layers: list[Scores] = []
-    subject.run(text.ids, lambda layer: layers.append(measure_layer(measurement, layer, config)))
-    measurement.check(layers)
-    return Scores(layers=layers, whole=measurement.pooled(layers))
+    (outcome,) = measure_pass(subject, [text], [(measurement, config)])
+    if isinstance(outcome, WherewhatError):
+        raise outcome
+    return outcome[0]
+
+
+def measure_pass(
+    subject: Subject, texts: Sequence[Text], wanted: Sequence[tuple[LayerMeasurement | DocumentsMeasurement, Any]]
+) -> list[list[Scores] | WherewhatError]:
+    """Measure layers in one pass over texts of one length, under several measurements.
+
+    Numbers are read from the device once, after the pass. A measurement that raises an error does not stop the others.
+
+    Args:
+        subject: The model.
+        texts: The texts.
+        wanted: Measurements with their configs; one of all documents together needs a ``measure_layer``, and all of its
+            documents in this pass.
+
+    Returns:
+        For each measurement the scores of each text, or of all texts together, or the error that it raised.
+    """
+    import torch
+
+    readings = [_Reading(measurement, config, len(texts)) for measurement, config in wanted]
+    swapping = any(isinstance(measurement, LayerMeasurement) and measurement.swaps_keys for measurement, _ in wanted)
+    mixing = subject.key_mixing() if swapping else {}
+    finite: dict[int, Tensor] = {}
+
+    def measure(layer: LayerAttention) -> None:
+        if swapping:
+            layer = replace(layer, key_mixing=mixing.get(layer.layer))
+        finite[layer.layer] = layer.rot_q.isfinite().all() & layer.rot_k.isfinite().all()
+        for reading in readings:
+            reading.add(layer, texts)
+
+    subject.run(torch.cat([text.ids for text in texts]), measure)
+    wrong = [layer for layer, flag in finite.items() if not bool(flag)]
+    if wrong:
+        raise MeasureError(
+            f"queries or keys of layer {wrong[0]} are not finite: the model's activations overflow; use float32 or "
+            "bfloat16"
+        )
+    return [reading.scores(subject, texts) for reading in readings]
+
+
+class _Reading:
+    """What one measurement reads in a pass."""
+
+    def __init__(self, measurement: LayerMeasurement | DocumentsMeasurement, config: Any, texts: int) -> None:
+        self._measurement, self._config = measurement, config
+        self._layers: list[list[Scores]] = [
+            [] for _ in range(texts if isinstance(measurement, LayerMeasurement) else 1)
+        ]
+        self._error: WherewhatError | None = None
+
+    def add(self, layer: LayerAttention, texts: Sequence[Text]) -> None:
+        """Measure a layer."""
+        measurement = self._measurement
+        if self._error is not None:
+            return
+        try:
+            if isinstance(measurement, LayerMeasurement):
+                of_texts = measurement.measure_texts(layer, texts, self._config)
+            else:
+                of_texts = [measurement.measure_layer(layer, self._config)]
+        except WherewhatError as error:
+            self._error = error
+            return
+        if of_texts:
+            for layers, scores in zip(self._layers, of_texts, strict=True):
+                layers.append(scores)
+
+    def scores(self, subject: Subject, texts: Sequence[Text]) -> list[Scores] | WherewhatError:
+        """Return the scores of the model, read to the CPU."""
+        measurement = self._measurement
+        if self._error is not None:
+            return self._error
+        models = on_cpu([Scores(layers=layers) for layers in self._layers])
+        try:
+            if isinstance(measurement, DocumentsMeasurement):
+                return [measurement.joined(models[0].layers)]
+            return [
+                measurement.complete(subject, text, _with_pooled(measurement, model), self._config)
+                for text, model in zip(texts, models, strict=True)
+            ]
+        except WherewhatError as error:
+            return error
+
+
+def _with_pooled(measurement: LayerMeasurement, model: Scores) -> Scores:
+    """Return the scores of a model's layers with those of the whole, checked by the measurement."""
+    measurement.check(model.layers)
+    return replace(model, whole=measurement.pooled(model.layers))
 
 
 def as_scores(measurement: Measurement, scores: Scores | Mapping[str, float]) -> Scores:
@@ -409,6 +534,8 @@ def register(declared: _Declared) -> _Declared:
         raise ConfigError(f"{declared!r} is not a measurement: give a subclass of wherewhat.Measurement")
     missing = [name for name in ("name", "summary", "metrics") if not hasattr(declared, name)]
     missing += sorted(declared.__abstractmethods__)
+    if issubclass(declared, LayerMeasurement) and (declared.measure, declared.measure_texts) == _UNDEFINED:
+        missing.append("measure")
     if missing:
         raise ConfigError(f"the measurement {declared.__name__} has no {missing[0]}: define {', '.join(missing)}")
     if not is_dataclass(declared.config):

@@ -13,6 +13,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.statistics import interval, share_bounds
 from wherewhat.numerics import has_triton
+from wherewhat.scores import Column, Scores
 
 
 def over_documents(values: Tensor) -> Tensor:
@@ -136,6 +137,53 @@ def per_query_head(x: Tensor, attention: LayerAttention) -> Tensor:
     return x.repeat_interleave(attention.heads // attention.kv_heads, 0)
 
 
+def scores_by_text(
+    attention: LayerAttention,
+    *,
+    heads: Mapping[str, Tensor] | None = None,
+    whole: Mapping[str, float | Tensor] | None = None,
+    curves: Mapping[str, Column] | None = None,
+) -> list[Scores]:
+    """Return the scores of each text of a layer from those of its merged heads, without a copy.
+
+    Args:
+        attention: The layer, with all its texts.
+        heads: Values ``(texts · heads,)`` by metric.
+        whole: Numbers that all texts share, or a tensor ``(texts,)`` with one for each.
+        curves: Columns with a first axis ``head`` of all texts' heads or ``text`` of all texts; others are shared.
+    """
+    texts = attention.texts
+    by_head = {name: x.view(texts, -1) for name, x in (heads or {}).items()}
+    split = {
+        name: torch.unflatten(column.values, 0, (texts, -1)) if column.axes[0] == "head" else column.values
+        for name, column in (curves or {}).items()
+        if column.axes and column.axes[0] in ("head", "text")
+    }
+
+    def curve(name: str, column: Column, text: int) -> Column:
+        if name not in split:
+            return column
+        return Column(split[name][text], column.axes if column.axes[0] == "head" else column.axes[1:])
+
+    return [
+        Scores(
+            layer=attention.layer,
+            heads={name: x[text] for name, x in by_head.items()},
+            whole={
+                name: x[text] if isinstance(x, Tensor) and x.ndim else x  # type: ignore[misc]
+                for name, x in (whole or {}).items()
+            },
+            curves={name: curve(name, column, text) for name, column in (curves or {}).items()},
+        )
+        for text in range(texts)
+    ]
+
+
+def by_text(values: Tensor, attention: LayerAttention) -> Tensor:
+    """Return values ``(texts · heads, ...)`` of merged heads as ``(texts, heads, ...)``."""
+    return torch.unflatten(values, 0, (attention.texts, -1))
+
+
 def rotates(attention: LayerAttention) -> bool:
     """Return whether a layer rotates its queries and keys by an angle other than zero."""
     return attention.rotation is not None and bool(attention.rotation.inv_freq.any())
@@ -228,14 +276,42 @@ def effective_rank(x: Tensor) -> Tensor:
     Between 1 (all tokens parallel) and min(n, d); 0 for zero tensors. Roy & Vetterli, EUSIPCO 2007. Computed from the
     d×d Gram matrix in float64.
     """
-    values = squared_singular_values(x).sqrt()
+    return _rank_of(_gram(x))
+
+
+def _gram(x: Tensor) -> Tensor:
+    """Return the products of the dimensions of ``x`` ``(..., n, d)``, ``(..., d, d)`` float64."""
+    x = x.double()
+    return x.mT @ x
+
+
+def _rank_of(gram: Tensor) -> Tensor:
+    """Return the effective rank of tokens from their Gram matrices ``(..., d, d)``."""
+    values = eigenvalues(gram).clamp_min(0).sqrt()
     total = values.sum(-1, keepdim=True)
     shares = values / total.clamp_min(1e-300)
     return torch.where(total[..., 0] > 0, torch.special.entr(shares).sum(-1).exp(), 0.0)
 
 
+def token_ranks(attention: LayerAttention) -> tuple[Tensor, Tensor]:
+    """Return the effective ranks of the queries and of the keys that each head reads, before rotation, ``(heads,)``."""
+    q_rank, k_rank = torch.split(
+        _rank_of(torch.cat([_gram(attention.q[0]), _gram(attention.k[0])])), [attention.heads, attention.kv_heads]
+    )
+    return q_rank, per_query_head(k_rank, attention)
+
+
 def squared_singular_values(x: Tensor) -> Tensor:
     """Return the squared singular values of ``x`` ``(..., n, d)``, ascending, ``(..., d)`` float64."""
-    x = x.double()
-    values: Tensor = torch.linalg.eigvalsh(x.mT @ x)
-    return values.clamp_min(0)
+    return eigenvalues(_gram(x)).clamp_min(0)
+
+
+def eigenvalues(matrices: Tensor) -> Tensor:
+    """Return the eigenvalues of symmetric ``matrices`` ``(..., d, d)`` in float64, ascending, ``(..., d)``."""
+    if has_triton(matrices.device):
+        from wherewhat.measures.eigenvalues_cuda import LARGEST, symmetric_eigenvalues
+
+        if matrices.shape[-1] <= LARGEST:
+            return symmetric_eigenvalues(matrices.flatten(0, -3)).view(matrices.shape[:-1])
+    values: Tensor = torch.linalg.eigvalsh(matrices)
+    return values

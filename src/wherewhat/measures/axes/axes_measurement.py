@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wherewhat.measures.axes import HIGH_R, AxesConfig
-from wherewhat.measures.measurement import LayerMeasurement
+from wherewhat.measures.measurement import LayerMeasurement, Text
 from wherewhat.scores import CORRELATION, SHARE, Metric, Scores, stored_metric
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class AxesMeasurement(LayerMeasurement):
         "model, which wherewhat residual measures."
     )
 
-    def measure(self, layer: LayerAttention, config: AxesConfig) -> Scores:
-        """Return the scores."""
+    def measure_texts(self, layer: LayerAttention, texts: Sequence[Text], config: AxesConfig) -> Sequence[Scores]:
+        """Return the scores of each text."""
         from wherewhat.measures.axes.fit import layer_scores
 
         return layer_scores(layer, config)

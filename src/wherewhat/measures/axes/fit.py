@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from wherewhat.measures.axes import HIGH_R, AxesConfig, Method
 from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre
 from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, SubsetFits, fit_subsets
 from wherewhat.measures.graphs import launched
-from wherewhat.measures.tensors import check_heads, check_single_text, effective_rank, per_query_head
+from wherewhat.measures.tensors import by_text, check_heads, check_single_text, scores_by_text, token_ranks
 from wherewhat.numerics import has_triton
 from wherewhat.options import short_repr
 from wherewhat.scores import Column, Scores
@@ -87,6 +88,7 @@ def fit_axes(
     padding: tuple[int, int] = (0, 0),
     method: Method = "auto",
     block: int = 512,
+    check: bool = True,
 ) -> AxesFit:
     """Fit ``W[i, j] ≈ a[i-j] + b[i] + c[j]`` over the causal pairs, for every subset of the axes.
 
@@ -109,6 +111,7 @@ def fit_axes(
         padding: Padded tokens to leave out at the left and at the right.
         method: ``linear`` (time n), ``blocked`` (time n²), or the faster of the two that applies.
         block: Rows computed at a time by the blocked method.
+        check: Whether to raise an error for logits that are not finite, which waits for a GPU; else r is NaN.
     """
     heads, n = _check(q, k, window, skip, min_distance, padding)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -156,7 +159,8 @@ def fit_axes(
 
     if not (whole and has_triton(q.device)):
         margins, offset = summed(q, k)
-        _check_finite(margins.squares.sum(), dtype)
+        if check:
+            _check_finite(margins.squares.sum(), dtype)
         return fit_margins(margins, offset, method=method)
     from wherewhat.measures.axes.solver_cuda import SCORES, fit_triangle
 
@@ -169,7 +173,8 @@ def fit_axes(
     key = ("axes", scale, method, block) if plain and q.numel() <= _RECORDED else None
     held = 6 * 8 * (q.numel() + k.numel())  # spectra, before and after, are the largest intermediate results
     squares, scores, curves = launched(solved, q, k, key=key, held=held)
-    _check_finite(squares, dtype)
+    if check:
+        _check_finite(squares, dtype)
     return _fit(dict(zip(SCORES, scores, strict=True)), *curves, band=band, method=method)
 
 
@@ -351,6 +356,7 @@ def fit_layer(attention: LayerAttention, *, skip: int = 0, min_distance: int = 0
         skip=skip,
         min_distance=min_distance,
         method=method,
+        check=False,
         **bias_options(attention),
     )
 
@@ -400,9 +406,9 @@ def bias_options(attention: LayerAttention) -> dict[str, Any]:
 
 
 def gaussian_like(x: Tensor, *, seed: int) -> Tensor:
-    """Return independent Gaussian vectors with the norms of ``x`` ``(..., d)``."""
+    """Return independent Gaussian vectors with the norms of ``x`` ``(texts, heads, n, d)``, one draw for all texts."""
     generator = torch.Generator(x.device).manual_seed(seed)
-    noise = torch.randn(x.shape, generator=generator, device=x.device)
+    noise = torch.randn(1, *x.shape[1:], generator=generator, device=x.device)
     matched: Tensor = noise * (x.float().norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True))
     return matched
 
@@ -413,36 +419,35 @@ def _sample(n: int, device: torch.device) -> Tensor:
     return torch.tensor(sorted(row for row in rows if 0 <= row < n), device=device)
 
 
-def layer_scores(attention: LayerAttention, config: AxesConfig) -> Scores:
-    """Fit every head of a layer; return correlations, shares, ranks and curves."""
-    fit = fit_layer(attention, skip=config.skip, min_distance=config.min_distance, method=config.method)
+def layer_scores(attention: LayerAttention, config: AxesConfig) -> list[Scores]:
+    """Fit every head of a layer; return correlations, shares, ranks and curves of each text."""
+    fitted = partial(fit_layer, skip=config.skip, min_distance=config.min_distance, method=config.method)
+    merged = attention.merged
+    fit = fitted(merged)
     heads: dict[str, Tensor] = {"r": fit.r, "r2": fit.r.square(), "r_behaviour": fit.r_behaviour}
     heads["adjusted_r2"] = fit.adjusted_r2
     heads |= {f"r_{subset}": fit.r_subset[subset] for subset in SUBSETS if subset != "abc"}
     heads |= {f"unique_{axis}": fit.unique[axis] for axis in "abc"}
     heads |= {"sse": fit.sse, "tss": fit.tss, "logit_mean": fit.mean}
-    heads["q_rank"] = effective_rank(attention.q[0])
-    heads["k_rank"] = per_query_head(effective_rank(attention.k[0]), attention)
+    heads["q_rank"], heads["k_rank"] = token_ranks(merged)
     # The control keeps the layer's mask, biases and soft-cap, which contribute to r independently of the tokens.
     noise_layer = replace(
         attention,
         rot_q=gaussian_like(attention.rot_q, seed=attention.layer),
         rot_k=gaussian_like(attention.rot_k, seed=attention.layer + 1_000_000),
     )
-    noise = fit_layer(noise_layer, skip=config.skip, min_distance=config.min_distance, method=config.method)
-    curves = {"a": ("head", "distance"), "b": ("head", "query"), "c": ("head", "key")}
-    return Scores(
-        layer=attention.layer,
-        heads={name: values.cpu() for name, values in heads.items()},
+    noise = fitted(noise_layer.merged)
+    axes = {"a": ("head", "distance"), "b": ("head", "query"), "c": ("head", "key")}
+    return scores_by_text(
+        attention,
+        heads=heads,
         whole={
             "noise_floor": fit.noise_floor,
-            "r_gaussian": float(noise.r.nanmean()),
-            "r_behaviour_gaussian": float(noise.r_behaviour.nanmean()),
+            "r_gaussian": by_text(noise.r, attention).nanmean(1),
+            "r_behaviour_gaussian": by_text(noise.r_behaviour, attention).nanmean(1),
             "pairs": float(fit.pairs),
         },
-        curves={name: Column(getattr(fit, name).float().cpu(), axes) for name, axes in curves.items()}
-        if config.curves
-        else {},
+        curves={name: Column(getattr(fit, name).float(), of) for name, of in axes.items()} if config.curves else {},
     )
 
 
