@@ -25,11 +25,11 @@ from wherewhat.measures.distance.controlled import (
     controlled_distance,
     distance_grid,
     layer_scores,
-    measure_distance,
     scramble_phases,
     spaced_queries,
 )
 from wherewhat.measures.distance.distance_measurement import DistanceMeasurement
+from wherewhat.measures.measurement import Text, measure_text
 from wherewhat.measures.tensors import centred_ranks, cosine
 
 MODELS = ["llama", "gptj", "gpt_neox:partial", "llama:yarn", "deepseek_v3", "qwen3", "gemma2"]
@@ -336,11 +336,15 @@ class Replay:
             reducer(layer)
 
 
+def measured(layers, ids, config):
+    return measure_text(DistanceMeasurement(), Replay(layers), Text(ids), config)
+
+
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "smollm3", "mistral"])
 def test_measurement_of_captured_models(name):
     layers = captured(name)
     config = DistanceConfig(queries=4, beyond=(2,))
-    found = measure_distance(Replay(layers), tokens(23), config)
+    found = measured(layers, tokens(23), config)
     assert [s.layer for s in found.layers] == [a.layer for a in layers if a.rotation is not None]
     for scores, attention in zip(found.layers, [a for a in layers if a.rotation is not None], strict=True):
         for metric in DistanceMeasurement.metrics:
@@ -351,7 +355,7 @@ def test_measurement_of_captured_models(name):
         for curve in scores.curves.values():
             assert tuple(curve.values.shape) == ((attention.heads, count) if len(curve.axes) == 2 else (count,))
         assert scores.curves["distances"].values.tolist() == [0, 1, 2, 4, 8, 16, 22, 46]
-    again = measure_distance(Replay(layers), tokens(23), config)
+    again = measured(layers, tokens(23), config)
     assert all(
         torch.equal(a.heads[n], b.heads[n]) for a, b in zip(found.layers, again.layers, strict=True) for n in a.heads
     )
@@ -359,7 +363,7 @@ def test_measurement_of_captured_models(name):
 
 def test_window_bounds_what_counts():
     """A layer that sees 8 keys is judged on distances below 8."""
-    scores = layer_scores(rotated("mistral"), DistanceConfig(queries=4))
+    (scores,) = layer_scores(rotated("mistral"), DistanceConfig(queries=4))
     inside = scores.curves["within"].values
     assert scores.curves["distances"].values[inside].tolist() == [0, 1, 2, 4]
     expected = scores.curves["drift"].values[:, inside].mean(-1)
@@ -369,7 +373,7 @@ def test_window_bounds_what_counts():
 def test_positions_are_the_models():
     """Positions moved by a constant change nothing; positions spread out are other distances."""
     layer = rotated("llama")
-    same = layer_scores(layer, DistanceConfig(queries=4))
+    (same,) = layer_scores(layer, DistanceConfig(queries=4))
     rotation = layer.rotation
 
     def moved(positions):
@@ -377,7 +381,7 @@ def test_positions_are_the_models():
             "rot_q": rotation.rotate(layer.q, positions),
             "rot_k": rotation.rotate(layer.k, positions),
         }
-        return layer_scores(replace(layer, positions=positions, **turned), DistanceConfig(queries=4))
+        return layer_scores(replace(layer, positions=positions, **turned), DistanceConfig(queries=4))[0]
 
     shifted, spread = moved(layer.positions + 50), moved(layer.positions * 4)
     torch.testing.assert_close(shifted.heads["drift"], same.heads["drift"], rtol=1e-3, atol=1e-4)
@@ -386,9 +390,9 @@ def test_positions_are_the_models():
 
 def test_what_cannot_be_measured_and_senseless_options_are_refused(subtests):
     with pytest.raises(MeasureError, match="no layer of this model rotates"):
-        measure_distance(Replay(captured("gpt2")), tokens(23), DistanceConfig())
+        measured(captured("gpt2"), tokens(23), DistanceConfig())
     with pytest.raises(MeasureError, match="7 tokens"):
-        measure_distance(Replay([]), tokens(7), DistanceConfig())
+        measured(run(shared("llama"), tokens(7)), tokens(7), DistanceConfig())
     for name, value in (
         ("queries", 0),
         ("per_octave", 0),

@@ -68,43 +68,55 @@ def centred_ranks(x: Tensor, visible: Tensor | None = None) -> Tensor:
         x: Numbers without infinite ones.
         visible: True for the entries to rank among each other, broadcastable to ``x``; the others get 0.
     """
-    x = x.double() if visible is None else torch.where(visible, x.double(), torch.inf)
-    ranks = _sorted_ranks(x) if x.device.type == "cpu" else _searched_ranks(x)
     if visible is None:
+        visible = torch.ones(x.shape[-1], dtype=torch.bool, device=x.device)
+    count = visible.sum(-1, keepdim=True)
+    ranks = _packed_ranks(x, visible, count)
+    if ranks is not None:
         return ranks
-    # Hidden entries are the largest: the ranks of the others are centred around half of their number.
-    hidden = x.shape[-1] - visible.sum(-1, keepdim=True)
-    return torch.where(visible, ranks + hidden / 2, 0.0)
+    # Half of the number of smaller entries less that of larger ones; hidden entries are the largest.
+    excess = _excess(torch.where(visible, x.double(), torch.inf))
+    return torch.where(visible, (excess + (x.shape[-1] - count)).double() / 2, 0.0)
 
 
-def _sorted_ranks(x: Tensor) -> Tensor:
-    """Return centred ranks on the CPU, where NumPy sorts small rows several times faster than PyTorch."""
+_PACKED = 2**12
+"""Longest rows whose entries are sorted together with their indices in one number each."""
+
+
+def _packed_ranks(x: Tensor, visible: Tensor, count: Tensor) -> Tensor | None:
+    """Return centred ranks on the CPU, or None if there may be ties.
+
+    NumPy sorts rows of some hundred numbers ten times faster than PyTorch sorts numbers and indices. The last bits of
+    each number are replaced by its index; numbers that differ in these bits only count as ties.
+    """
     m = x.shape[-1]
-    order = torch.from_numpy(x.numpy().argsort(-1))
-    ordered = x.gather(-1, order)
-    place = torch.arange(m).expand(x.shape)
-    step = ordered[..., 1:] != ordered[..., :-1]
-    if bool((step | ordered[..., 1:].isinf()).all()):
-        ranks = (torch.arange(m, dtype=torch.float64) - (m - 1) / 2).expand(x.shape)
-        return torch.empty_like(x).scatter_(-1, order, ranks)
-    first = torch.nn.functional.pad(step, (1, 0), value=True)
-    last = torch.nn.functional.pad(step, (0, 1), value=True)
-    # Every run of ties gets the mean of its first and its last rank.
-    start = torch.where(first, place, 0).cummax(-1).values
-    end = torch.where(last, place, m - 1).flip(-1).cummin(-1).values.flip(-1)
-    return torch.empty_like(x).scatter_(-1, order, (start + end).double() / 2 - (m - 1) / 2)
+    if x.device.type != "cpu" or m > _PACKED:
+        return None
+    index_bits = (m - 1).bit_length()
+    mask = (1 << index_bits) - 1
+    place = torch.arange(m)
+    bits = torch.where(visible, x.double(), torch.inf).view(torch.int64)  # hidden entries come last
+    other = bits >> 63
+    bits ^= other.bitwise_and_(torch.iinfo(torch.int64).max)  # ordered as the numbers are
+    bits.bitwise_and_(~mask).bitwise_or_(place).numpy().sort(-1)
+    torch.bitwise_right_shift(bits, index_bits, out=other)
+    ties = (other[..., 1:] == other[..., :-1]).count_nonzero()
+    if int(ties) != int((m - count - 1).clamp_min(0).expand(*x.shape[:-1], 1).sum()):  # of hidden entries
+        return None
+    ranks = torch.where(place < count, place - (count - 1).double() / 2, 0.0).expand(x.shape)
+    return torch.empty(x.shape, dtype=torch.float64).scatter_(-1, bits.bitwise_and_(mask), ranks)
 
 
-def _searched_ranks(x: Tensor) -> Tensor:
-    """Return centred ranks without reading a number, which would wait for a GPU: half of those below less above."""
+def _excess(x: Tensor) -> Tensor:
+    """Return how many entries of its row are smaller, less how many are larger, without waiting for a GPU."""
     if has_triton(x.device):
-        from wherewhat.measures.ranks_cuda import MOST_ENTRIES, counted_ranks
+        from wherewhat.measures.ranks_cuda import MOST_ENTRIES, counted_excess
 
         if x.shape[-1] <= MOST_ENTRIES:
-            return counted_ranks(x)
+            return counted_excess(x)
     ordered, x = x.sort(-1).values, x.contiguous()
-    below, until = (torch.searchsorted(ordered, x, right=right) for right in (False, True))
-    return (below + until - x.shape[-1]).double() / 2
+    smaller, until = (torch.searchsorted(ordered, x, right=right) for right in (False, True))
+    return smaller + until - x.shape[-1]
 
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:

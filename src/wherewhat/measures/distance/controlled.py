@@ -197,7 +197,7 @@ def controlled_distance(
     )
 
 
-_CACHE_MIB, _GPU_MIB = 4, 1024
+_CACHE_MIB, _GPU_MIB = 8, 1024
 """Largest block of profiles on a CPU, where caches are small, and smallest on a GPU, where launches take time."""
 
 _COPIES = 6
@@ -309,17 +309,13 @@ class QueryTable:
         by_key = number * mean_profile.square().sum((-1, -2))
         interaction = torch.zeros_like(by_key)
         parts: list[dict[str, Tensor]] = []
-        target_ranks: Tensor | None = None
+        target_ranks = centred_ranks(targets, mask)
         for start in range(0, turned.shape[3], step):
             some = profile(turned[:, :, :, start : start + step])
-            around = (some - mean_profile).square_().sum(-1)
-            interaction += around @ self.kept[start : start + step]
-            if target_ranks is None:
-                ranks = centred_ranks(torch.cat([some, targets], -2), mask)
-                ranks, ranked_targets = ranks[..., :-2, :], ranks[..., -2:, :]
-                target_ranks = torch.cat([ranked_targets, ranks[..., :1, :]], -2)
-            else:
-                ranks = centred_ranks(some, mask)
+            interaction += (some - mean_profile).norm(dim=-1).square() @ self.kept[start : start + step]
+            ranks = centred_ranks(some, mask)
+            if not start:
+                target_ranks = torch.cat([target_ranks, ranks[..., :1, :]], -2)
             correlations = _cosines(ranks, target_ranks)
             parts.append(
                 {
