@@ -74,9 +74,16 @@ def centred_ranks(x: Tensor, visible: Tensor | None = None) -> Tensor:
     ranks = _packed_ranks(x, visible, count)
     if ranks is not None:
         return ranks
-    # Half of the number of smaller entries less that of larger ones; hidden entries are the largest.
-    excess = _excess(torch.where(visible, x.double(), torch.inf))
-    return torch.where(visible, (excess + (x.shape[-1] - count)).double() / 2, 0.0)
+    x = torch.where(visible, x.double(), torch.inf)  # hidden entries come last
+    if has_triton(x.device):
+        from wherewhat.measures.ranks_cuda import MOST_ENTRIES, counted_ranks
+
+        if x.shape[-1] <= MOST_ENTRIES:
+            return counted_ranks(x)
+    ordered = x.sort(-1).values
+    # Half of the number of smaller entries less that of larger ones, without reading a number from a GPU.
+    smaller, until = (torch.searchsorted(ordered, x, right=right) for right in (False, True))
+    return torch.where(visible, (smaller + until - count).double() / 2, 0.0)
 
 
 _PACKED = 2**12
@@ -105,18 +112,6 @@ def _packed_ranks(x: Tensor, visible: Tensor, count: Tensor) -> Tensor | None:
         return None
     ranks = torch.where(place < count, place - (count - 1).double() / 2, 0.0).expand(x.shape)
     return torch.empty(x.shape, dtype=torch.float64).scatter_(-1, bits.bitwise_and_(mask), ranks)
-
-
-def _excess(x: Tensor) -> Tensor:
-    """Return how many entries of its row are smaller, less how many are larger, without waiting for a GPU."""
-    if has_triton(x.device):
-        from wherewhat.measures.ranks_cuda import MOST_ENTRIES, counted_excess
-
-        if x.shape[-1] <= MOST_ENTRIES:
-            return counted_excess(x)
-    ordered, x = x.sort(-1).values, x.contiguous()
-    smaller, until = (torch.searchsorted(ordered, x, right=right) for right in (False, True))
-    return smaller + until - x.shape[-1]
 
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
