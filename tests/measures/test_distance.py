@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
 from helpers.capture import run, shared, tokens
 from helpers.tolerance import rounding
@@ -25,8 +25,10 @@ from wherewhat.measures.distance.controlled import (
     controlled_distance,
     distance_grid,
     layer_scores,
+    scale_queries,
     scramble_phases,
     spaced_queries,
+    turn,
 )
 from wherewhat.measures.distance.distance_measurement import DistanceMeasurement
 from wherewhat.measures.measurement import Text, measure_text
@@ -179,6 +181,89 @@ def test_captured_models_equal_dense_tables_and_their_own_logits(name):
     assert found.logit_rank_correlation[:, 1].tolist() == pytest.approx(expected, abs=12 / 23**2)
 
 
+def one_query(query, keys, real, rotation, grid, kept, reference):
+    """Values of one query ``(kv_heads, groups, 1, d)`` and the keys ``(kv_heads, m, d)`` that it sees."""
+    mean_key = keys.mean(-2, keepdim=True)
+    centred = keys - mean_key
+
+    def profile(turned, keys):
+        kv_heads, groups, rows, d = turned.shape
+        return (turned.reshape(kv_heads, groups * rows, d) @ keys.mT).view(kv_heads, groups, rows, -1)
+
+    def relative(difference, target):
+        return difference.norm(dim=-1) / target.norm(dim=-1)
+
+    turned = turn(query, grid, rotation)
+    curve = (turned * mean_key[:, None]).sum(-1)
+    inner, gram = turned[:, :, kept], (centred.mT @ centred)[:, None]
+    mean = inner.mean(-2, keepdim=True)
+    interaction = (((inner - mean) @ gram) * (inner - mean)).sum((-1, -2))
+    by_key = inner.shape[-2] * ((mean @ gram) * mean).sum((-1, -2))
+    by_distance = keys.shape[1] * (curve[:, :, kept] - curve[:, :, kept].mean(-1, keepdim=True)).square().sum(-1)
+    total = interaction + by_key + by_distance
+    component = profile(query, turn(centred, -real, rotation))
+    logits = component + profile(query, turn(mean_key, -real, rotation))
+    component, logits = (x - x.mean(-1, keepdim=True) for x in (component, logits))
+    pinned = profile(turn(query, grid.new_tensor([reference]), rotation), centred)
+    profiles = profile(turned, centred)
+    ranks, *others = (obvious_ranks(x) for x in (profiles, component, logits, pinned))
+    return {
+        "additive_share": (by_key + by_distance) / total,
+        "distance_share": by_distance / total,
+        "key_share": by_key / total,
+        "key_constancy": by_key / (by_key + interaction),
+        "curve": curve,
+        "drift": relative(profiles - component, component),
+        "shape_drift": 1 - cosine(profiles, component).square(),
+        "rank_correlation": cosine(ranks, others[0]),
+        "logit_drift": relative(profiles - logits, logits),
+        "logit_rank_correlation": cosine(ranks, others[1]),
+        "rank_correlation_reference": cosine(ranks, others[2]),
+    }
+
+
+def obvious_ranks(x, visible=None):
+    """SciPy's ranks of the visible entries around their mean, and 0 for the others."""
+    visible = torch.ones_like(x, dtype=torch.bool) if visible is None else visible
+    ranks = torch.zeros(x.flatten(0, -2).shape, dtype=torch.float64)
+    for row, values, shown in zip(ranks, x.flatten(0, -2), visible.flatten(0, -2), strict=True):
+        row[shown] = torch.from_numpy(rankdata(values[shown])) - (int(shown.sum()) + 1) / 2
+    return ranks.view(x.shape)
+
+
+@pytest.mark.parametrize("reference", [0, 4, 7])
+def test_all_queries_at_once_equal_one_at_a_time(reference):
+    q, k = random_qk(heads=6, kv_heads=3, n=70, d=18)
+    queries, grid = [20, 43, 44, 69], torch.tensor([0.0, 1, 4, 32, 69, 140], dtype=torch.float64)
+    positions, index = torch.arange(70) * 2 + 5, torch.arange(70)
+    visible = torch.stack([(index <= i) & (index > i - 30) & (index % 7 > 0) for i in queries])
+    rotation, kept = rope(5, offset=6, scaling=1.3), grid <= 60
+    found = controlled_distance(
+        q,
+        k,
+        rotation,
+        distances=grid,
+        queries=queries,
+        scale=0.3,
+        positions=positions,
+        visible=visible,
+        within=60,
+        reference=reference,
+    )
+    scaled = scale_queries(q, rotation, 0.3)
+    rows = [
+        one_query(
+            scaled[:, i].view(3, 2, 1, 18), k[:, seen], positions[i] - positions[seen], rotation, grid, kept, reference
+        )
+        for i, seen in zip(queries, visible, strict=True)
+    ]
+    for name in rows[0]:
+        each = torch.stack([row[name].flatten(0, 1) for row in rows])
+        torch.testing.assert_close(getattr(found, name), each.mean(0), rtol=1e-10, atol=1e-12, msg=name)
+    shares = torch.stack([row["additive_share"].flatten() for row in rows])
+    torch.testing.assert_close(found.additive_share_spread, shares.std(0), rtol=1e-9, atol=1e-12)
+
+
 def test_table_is_the_sum_over_complex_planes():
     q, k = random_qk(heads=2, kv_heads=2)
     rotation = rope(5, offset=6, scaling=1.3)
@@ -289,6 +374,19 @@ def test_ranks_with_ties_equal_scipy():
     torch.testing.assert_close(found, expected.double(), rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
+@pytest.mark.parametrize("length", [1, 2, 25, 5000])
+def test_ranks_of_visible_entries_equal_scipy(length):
+    """Of different numbers, of ties, and of numbers that differ in their last bits; also in rows that are long."""
+    generator = torch.Generator().manual_seed(length)
+    x = torch.randn(7, length, generator=generator, dtype=torch.float64)
+    close = 1 + torch.randint(3, (7, length), generator=generator) * 2.0**-52
+    for values in (x, x.round(), close, torch.cat([x[:3], -close[3:]])):
+        visible = torch.rand(7, length, generator=generator) < 0.7
+        visible[:2] = torch.tensor([[True], [False]])
+        assert torch.equal(centred_ranks(values), obvious_ranks(values))
+        assert torch.equal(centred_ranks(values, visible), obvious_ranks(values, visible))
+
+
 def test_scrambling_keeps_magnitudes_and_what_does_not_rotate():
     _, k = random_qk()
     close = {"rtol": 1e-10, "atol": 1e-10}
@@ -304,6 +402,7 @@ def test_scrambling_keeps_magnitudes_and_what_does_not_rotate():
         deviations = scramble_phases(k + 9, rotation, keep_mean=True, seed=4) - (k + 9).mean(1, keepdim=True)
         centred = k - k.mean(1, keepdim=True)
         torch.testing.assert_close(deviations, scramble_phases(centred, rotation, seed=4), **close)
+        assert torch.equal(scramble_phases(torch.stack([2 * k, k]), rotation, seed=4)[1], out)
 
 
 def test_scrambled_slow_planes_stay_additive_and_fast_ones_do_not():

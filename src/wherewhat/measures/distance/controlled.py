@@ -25,9 +25,7 @@ def turn(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
 
     The angle is a float64 product, unlike in the model: float32 is not precise enough at distances far beyond the text.
     """
-    return turn_planes(
-        x, positions.double()[..., None] * rotation.frequencies(positions.device).double(), rotation
-    )
+    return turn_planes(x, positions.double()[..., None] * rotation.frequencies(positions.device).double(), rotation)
 
 
 def turn_planes(x: Tensor, angles: Tensor, rotation: Rotation) -> Tensor:
@@ -242,7 +240,7 @@ class QueryTable:
         kv_heads: int,
     ) -> QueryTable:
         """Return the table of queries ``(heads, queries, d)`` before rotation, whose positions are ``places[own]``."""
-        q = scale_queries(q, rotation, scale).unflatten(0, (kv_heads, -1)).transpose(1, 2)
+        q = torch.unflatten(scale_queries(q, rotation, scale), 0, (kv_heads, -1)).transpose(1, 2)
         places = places.double() - places[0].double()
         return cls(
             turned=turn(q[..., None, :], distances, rotation),
@@ -515,7 +513,7 @@ def layer_scores(attention: LayerAttention, config: DistanceConfig) -> list[Scor
         kv_heads=merged.kv_heads,
     )
     keys = merged.k[0]
-    by_text = keys.unflatten(0, (attention.texts, -1))
+    by_text = torch.unflatten(keys, 0, (attention.texts, -1))
     scrambled = scramble_phases(by_text, rotation, keep_mean=config.keep_mean, seed=config.seed).flatten(0, 1)
     real, control = (
         {

@@ -368,7 +368,7 @@ def _bounds(heads: _Heads) -> dict[str, Tensor]:
 def _weighted_mean(z: Tensor, weight: Tensor) -> Tensor:
     """Return the mean over tokens of ``z`` ``(..., n, planes)`` with ``weight`` ``(n,)``."""
     parts = (weight / weight.sum()) @ torch.view_as_real(z.resolve_conj()).flatten(-2)
-    return torch.view_as_complex(parts.unflatten(-1, (-1, 2)))
+    return torch.view_as_complex(parts.view(*parts.shape[:-1], -1, 2))
 
 
 @lru_cache(maxsize=16)

@@ -105,7 +105,7 @@ class LogitSums:
             (self._whole, self._explained(q, k)),
             (self._position, _real_part(self._explained, of_q, of_k)),
         ):
-            sums.append(values.unflatten(-1, (documents, -1)).transpose(0, 1))
+            sums.append(torch.unflatten(values, -1, (documents, -1)).transpose(0, 1))
 
     def split(self) -> LogitSplit:
         """Return the shares."""
