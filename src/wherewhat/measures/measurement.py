@@ -398,7 +398,9 @@ def measure_pass(
     def measure(layer: LayerAttention) -> None:
         if swapping:
             layer = replace(layer, key_mixing=mixing.get(layer.layer))
-        finite[layer.layer] = layer.rot_q.isfinite().all() & layer.rot_k.isfinite().all()
+        # A sum is finite if all its terms are, and is a single kernel.
+        sums = [x.sum(dtype=torch.promote_types(x.dtype, torch.float32)) for x in (layer.rot_q, layer.rot_k)]
+        finite[layer.layer] = torch.stack(sums).isfinite().all()
         for reading in readings:
             reading.add(layer, texts)
 
