@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
 from helpers.capture import run, shared, tokens
 from helpers.tolerance import rounding
@@ -25,11 +25,13 @@ from wherewhat.measures.distance.controlled import (
     controlled_distance,
     distance_grid,
     layer_scores,
-    measure_distance,
+    scale_queries,
     scramble_phases,
     spaced_queries,
+    turn,
 )
 from wherewhat.measures.distance.distance_measurement import DistanceMeasurement
+from wherewhat.measures.measurement import Text, measure_text
 from wherewhat.measures.tensors import centred_ranks, cosine
 
 MODELS = ["llama", "gptj", "gpt_neox:partial", "llama:yarn", "deepseek_v3", "qwen3", "gemma2"]
@@ -179,6 +181,89 @@ def test_captured_models_equal_dense_tables_and_their_own_logits(name):
     assert found.logit_rank_correlation[:, 1].tolist() == pytest.approx(expected, abs=12 / 23**2)
 
 
+def one_query(query, keys, real, rotation, grid, kept, reference):
+    """Values of one query ``(kv_heads, groups, 1, d)`` and the keys ``(kv_heads, m, d)`` that it sees."""
+    mean_key = keys.mean(-2, keepdim=True)
+    centred = keys - mean_key
+
+    def profile(turned, keys):
+        kv_heads, groups, rows, d = turned.shape
+        return (turned.reshape(kv_heads, groups * rows, d) @ keys.mT).view(kv_heads, groups, rows, -1)
+
+    def relative(difference, target):
+        return difference.norm(dim=-1) / target.norm(dim=-1)
+
+    turned = turn(query, grid, rotation)
+    curve = (turned * mean_key[:, None]).sum(-1)
+    inner, gram = turned[:, :, kept], (centred.mT @ centred)[:, None]
+    mean = inner.mean(-2, keepdim=True)
+    interaction = (((inner - mean) @ gram) * (inner - mean)).sum((-1, -2))
+    by_key = inner.shape[-2] * ((mean @ gram) * mean).sum((-1, -2))
+    by_distance = keys.shape[1] * (curve[:, :, kept] - curve[:, :, kept].mean(-1, keepdim=True)).square().sum(-1)
+    total = interaction + by_key + by_distance
+    component = profile(query, turn(centred, -real, rotation))
+    logits = component + profile(query, turn(mean_key, -real, rotation))
+    component, logits = (x - x.mean(-1, keepdim=True) for x in (component, logits))
+    pinned = profile(turn(query, grid.new_tensor([reference]), rotation), centred)
+    profiles = profile(turned, centred)
+    ranks, *others = (obvious_ranks(x) for x in (profiles, component, logits, pinned))
+    return {
+        "additive_share": (by_key + by_distance) / total,
+        "distance_share": by_distance / total,
+        "key_share": by_key / total,
+        "key_constancy": by_key / (by_key + interaction),
+        "curve": curve,
+        "drift": relative(profiles - component, component),
+        "shape_drift": 1 - cosine(profiles, component).square(),
+        "rank_correlation": cosine(ranks, others[0]),
+        "logit_drift": relative(profiles - logits, logits),
+        "logit_rank_correlation": cosine(ranks, others[1]),
+        "rank_correlation_reference": cosine(ranks, others[2]),
+    }
+
+
+def obvious_ranks(x, visible=None):
+    """SciPy's ranks of the visible entries around their mean, and 0 for the others."""
+    visible = torch.ones_like(x, dtype=torch.bool) if visible is None else visible
+    ranks = torch.zeros(x.flatten(0, -2).shape, dtype=torch.float64)
+    for row, values, shown in zip(ranks, x.flatten(0, -2), visible.flatten(0, -2), strict=True):
+        row[shown] = torch.from_numpy(rankdata(values[shown])) - (int(shown.sum()) + 1) / 2
+    return ranks.view(x.shape)
+
+
+@pytest.mark.parametrize("reference", [0, 4, 7])
+def test_all_queries_at_once_equal_one_at_a_time(reference):
+    q, k = random_qk(heads=6, kv_heads=3, n=70, d=18)
+    queries, grid = [20, 43, 44, 69], torch.tensor([0.0, 1, 4, 32, 69, 140], dtype=torch.float64)
+    positions, index = torch.arange(70) * 2 + 5, torch.arange(70)
+    visible = torch.stack([(index <= i) & (index > i - 30) & (index % 7 > 0) for i in queries])
+    rotation, kept = rope(5, offset=6, scaling=1.3), grid <= 60
+    found = controlled_distance(
+        q,
+        k,
+        rotation,
+        distances=grid,
+        queries=queries,
+        scale=0.3,
+        positions=positions,
+        visible=visible,
+        within=60,
+        reference=reference,
+    )
+    scaled = scale_queries(q, rotation, 0.3)
+    rows = [
+        one_query(
+            scaled[:, i].view(3, 2, 1, 18), k[:, seen], positions[i] - positions[seen], rotation, grid, kept, reference
+        )
+        for i, seen in zip(queries, visible, strict=True)
+    ]
+    for name in rows[0]:
+        each = torch.stack([row[name].flatten(0, 1) for row in rows])
+        torch.testing.assert_close(getattr(found, name), each.mean(0), rtol=1e-10, atol=1e-12, msg=name)
+    shares = torch.stack([row["additive_share"].flatten() for row in rows])
+    torch.testing.assert_close(found.additive_share_spread, shares.std(0), rtol=1e-9, atol=1e-12)
+
+
 def test_table_is_the_sum_over_complex_planes():
     q, k = random_qk(heads=2, kv_heads=2)
     rotation = rope(5, offset=6, scaling=1.3)
@@ -289,6 +374,19 @@ def test_ranks_with_ties_equal_scipy():
     torch.testing.assert_close(found, expected.double(), rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
+@pytest.mark.parametrize("length", [1, 2, 25, 5000])
+def test_ranks_of_visible_entries_equal_scipy(length):
+    """Of different numbers, of ties, and of numbers that differ in their last bits; also in rows that are long."""
+    generator = torch.Generator().manual_seed(length)
+    x = torch.randn(7, length, generator=generator, dtype=torch.float64)
+    close = 1 + torch.randint(3, (7, length), generator=generator) * 2.0**-52
+    for values in (x, x.round(), close, torch.cat([x[:3], -close[3:]])):
+        visible = torch.rand(7, length, generator=generator) < 0.7
+        visible[:2] = torch.tensor([[True], [False]])
+        assert torch.equal(centred_ranks(values), obvious_ranks(values))
+        assert torch.equal(centred_ranks(values, visible), obvious_ranks(values, visible))
+
+
 def test_scrambling_keeps_magnitudes_and_what_does_not_rotate():
     _, k = random_qk()
     close = {"rtol": 1e-10, "atol": 1e-10}
@@ -304,6 +402,7 @@ def test_scrambling_keeps_magnitudes_and_what_does_not_rotate():
         deviations = scramble_phases(k + 9, rotation, keep_mean=True, seed=4) - (k + 9).mean(1, keepdim=True)
         centred = k - k.mean(1, keepdim=True)
         torch.testing.assert_close(deviations, scramble_phases(centred, rotation, seed=4), **close)
+        assert torch.equal(scramble_phases(torch.stack([2 * k, k]), rotation, seed=4)[1], out)
 
 
 def test_scrambled_slow_planes_stay_additive_and_fast_ones_do_not():
@@ -336,11 +435,15 @@ class Replay:
             reducer(layer)
 
 
+def measured(layers, ids, config):
+    return measure_text(DistanceMeasurement(), Replay(layers), Text(ids), config)
+
+
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "smollm3", "mistral"])
 def test_measurement_of_captured_models(name):
     layers = captured(name)
     config = DistanceConfig(queries=4, beyond=(2,))
-    found = measure_distance(Replay(layers), tokens(23), config)
+    found = measured(layers, tokens(23), config)
     assert [s.layer for s in found.layers] == [a.layer for a in layers if a.rotation is not None]
     for scores, attention in zip(found.layers, [a for a in layers if a.rotation is not None], strict=True):
         for metric in DistanceMeasurement.metrics:
@@ -351,7 +454,7 @@ def test_measurement_of_captured_models(name):
         for curve in scores.curves.values():
             assert tuple(curve.values.shape) == ((attention.heads, count) if len(curve.axes) == 2 else (count,))
         assert scores.curves["distances"].values.tolist() == [0, 1, 2, 4, 8, 16, 22, 46]
-    again = measure_distance(Replay(layers), tokens(23), config)
+    again = measured(layers, tokens(23), config)
     assert all(
         torch.equal(a.heads[n], b.heads[n]) for a, b in zip(found.layers, again.layers, strict=True) for n in a.heads
     )
@@ -359,7 +462,7 @@ def test_measurement_of_captured_models(name):
 
 def test_window_bounds_what_counts():
     """A layer that sees 8 keys is judged on distances below 8."""
-    scores = layer_scores(rotated("mistral"), DistanceConfig(queries=4))
+    (scores,) = layer_scores(rotated("mistral"), DistanceConfig(queries=4))
     inside = scores.curves["within"].values
     assert scores.curves["distances"].values[inside].tolist() == [0, 1, 2, 4]
     expected = scores.curves["drift"].values[:, inside].mean(-1)
@@ -369,7 +472,7 @@ def test_window_bounds_what_counts():
 def test_positions_are_the_models():
     """Positions moved by a constant change nothing; positions spread out are other distances."""
     layer = rotated("llama")
-    same = layer_scores(layer, DistanceConfig(queries=4))
+    (same,) = layer_scores(layer, DistanceConfig(queries=4))
     rotation = layer.rotation
 
     def moved(positions):
@@ -377,7 +480,7 @@ def test_positions_are_the_models():
             "rot_q": rotation.rotate(layer.q, positions),
             "rot_k": rotation.rotate(layer.k, positions),
         }
-        return layer_scores(replace(layer, positions=positions, **turned), DistanceConfig(queries=4))
+        return layer_scores(replace(layer, positions=positions, **turned), DistanceConfig(queries=4))[0]
 
     shifted, spread = moved(layer.positions + 50), moved(layer.positions * 4)
     torch.testing.assert_close(shifted.heads["drift"], same.heads["drift"], rtol=1e-3, atol=1e-4)
@@ -386,9 +489,9 @@ def test_positions_are_the_models():
 
 def test_what_cannot_be_measured_and_senseless_options_are_refused(subtests):
     with pytest.raises(MeasureError, match="no layer of this model rotates"):
-        measure_distance(Replay(captured("gpt2")), tokens(23), DistanceConfig())
+        measured(captured("gpt2"), tokens(23), DistanceConfig())
     with pytest.raises(MeasureError, match="7 tokens"):
-        measure_distance(Replay([]), tokens(7), DistanceConfig())
+        measured(run(shared("llama"), tokens(7)), tokens(7), DistanceConfig())
     for name, value in (
         ("queries", 0),
         ("per_octave", 0),

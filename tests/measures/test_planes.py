@@ -16,7 +16,14 @@ from wherewhat.measures.axes.fit import fit_axes
 from wherewhat.measures.measurement import Text, measure_text
 from wherewhat.measures.planes import PlanesConfig
 from wherewhat.measures.planes.planes_measurement import PlanesMeasurement
-from wherewhat.measures.planes.statistics import Planes, band_sums, layer_scores, plane_stats, residual_bound
+from wherewhat.measures.planes.statistics import (
+    Planes,
+    band_sums,
+    band_totals,
+    layer_scores,
+    plane_stats,
+    residual_bound,
+)
 
 # Beyond one chunk and not a multiple of it, with a window that cuts chunks.
 SHAPES = [(4, 2, 150, 12, None), (3, 3, 131, 12, 70), (2, 1, 33, 12, 3), (2, 2, 4, 12, None)]
@@ -80,7 +87,7 @@ def test_band_sums_equal_dense_sums():
             for got, expected in (
                 (sums.rows, (logits * seen).sum(-1)),
                 (sums.columns, (logits * seen).sum(-2)),
-                (sums.totals, parts.sum((1, 2))),
+                (band_totals(head, key, window or shape[2]), parts.sum((1, 2))),
                 (sums.products, (parts * logits[..., None]).sum((1, 2))),
                 (sums.squares, (logits * seen).square().sum((1, 2))),
             ):
@@ -307,7 +314,7 @@ def check_model(model_type):
     layers = run(shared(model_type), tokens(48))
     assert layers
     for attention in layers:
-        scores = layer_scores(attention, PlanesConfig())
+        (scores,) = layer_scores(attention, PlanesConfig())
         bound, actual = scores.heads["residual_bound"], scores.heads["residual_share"]
         assert bound.shape == (attention.heads,)
         assert bool((actual <= bound + 1e-9).all())

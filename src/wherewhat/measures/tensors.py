@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
@@ -60,22 +61,57 @@ def correlation(x: Tensor, y: Tensor) -> float:
     return float(centred.prod(0).sum() / squares.prod().sqrt())
 
 
-def centred_ranks(x: Tensor) -> Tensor:
-    """Return ranks along the last dimension of ``x`` ``(..., m)``, centred, float64; ties share their mean rank."""
+def centred_ranks(x: Tensor, visible: Tensor | None = None) -> Tensor:
+    """Return ranks along the last dimension of ``x`` ``(..., m)``, centred, float64; ties share their mean rank.
+
+    Args:
+        x: Numbers without infinite ones.
+        visible: True for the entries to rank among each other, broadcastable to ``x``; the others get 0.
+    """
+    if visible is None:
+        visible = torch.ones(x.shape[-1], dtype=torch.bool, device=x.device)
+    count = visible.sum(-1, keepdim=True)
+    ranks = _packed_ranks(x, visible, count)
+    if ranks is not None:
+        return ranks
+    x = torch.where(visible, x.double(), torch.inf)  # hidden entries come last
+    if has_triton(x.device):
+        from wherewhat.measures.ranks_cuda import MOST_ENTRIES, counted_ranks
+
+        if x.shape[-1] <= MOST_ENTRIES:
+            return counted_ranks(x)
+    ordered = x.sort(-1).values
+    # Half of the number of smaller entries less that of larger ones, without reading a number from a GPU.
+    smaller, until = (torch.searchsorted(ordered, x, right=right) for right in (False, True))
+    return torch.where(visible, (smaller + until - count).double() / 2, 0.0)
+
+
+_PACKED = 2**12
+"""Longest rows whose entries are sorted together with their indices in one number each."""
+
+
+def _packed_ranks(x: Tensor, visible: Tensor, count: Tensor) -> Tensor | None:
+    """Return centred ranks on the CPU, or None if there may be ties.
+
+    NumPy sorts rows of some hundred numbers ten times faster than PyTorch sorts numbers and indices. The last bits of
+    each number are replaced by its index; numbers that differ in these bits only count as ties.
+    """
     m = x.shape[-1]
-    ordered, order = x.sort(-1)
-    place = torch.arange(m, device=x.device).expand(x.shape)
-    step = ordered[..., 1:] != ordered[..., :-1]
-    if bool(step.all()):
-        ranks = place.double() - (m - 1) / 2
-        return torch.empty_like(ranks).scatter_(-1, order, ranks)
-    first = torch.nn.functional.pad(step, (1, 0), value=True)
-    last = torch.nn.functional.pad(step, (0, 1), value=True)
-    # Every run of ties gets the mean of its first and its last rank.
-    start = torch.where(first, place, 0).cummax(-1).values
-    end = torch.where(last, place, m - 1).flip(-1).cummin(-1).values.flip(-1)
-    ranks = (start + end).double() / 2 - (m - 1) / 2
-    return torch.empty_like(ranks).scatter_(-1, order, ranks)
+    if x.device.type != "cpu" or m > _PACKED:
+        return None
+    index_bits = (m - 1).bit_length()
+    mask = (1 << index_bits) - 1
+    place = torch.arange(m)
+    bits = torch.where(visible, x.double(), torch.inf).view(torch.int64)  # hidden entries come last
+    other = bits >> 63
+    bits ^= other.bitwise_and_(torch.iinfo(torch.int64).max)  # ordered as the numbers are
+    bits.bitwise_and_(~mask).bitwise_or_(place).numpy().sort(-1)
+    torch.bitwise_right_shift(bits, index_bits, out=other)
+    ties = (other[..., 1:] == other[..., :-1]).count_nonzero()
+    if int(ties) != int((m - count - 1).clamp_min(0).expand(*x.shape[:-1], 1).sum()):  # of hidden entries
+        return None
+    ranks = torch.where(place < count, place - (count - 1).double() / 2, 0.0).expand(x.shape)
+    return torch.empty(x.shape, dtype=torch.float64).scatter_(-1, bits.bitwise_and_(mask), ranks)
 
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
@@ -87,6 +123,20 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
 def defined(values: Mapping[str, float]) -> dict[str, float]:
     """Return the entries that are not NaN."""
     return {name: value for name, value in values.items() if value == value}
+
+
+_HOST: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Copies of tensors on the CPU, as long as the tensors exist."""
+
+
+def on_host(x: Tensor) -> Tensor:
+    """Return a tensor on the CPU; kept, because reading waits for a GPU, and layers share positions."""
+    if x.device.type == "cpu":
+        return x
+    if x not in _HOST:
+        _HOST[x] = x.cpu()
+    copy: Tensor = _HOST[x]
+    return copy
 
 
 def per_query_head(x: Tensor, attention: LayerAttention) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.distance import DistanceConfig
-from wherewhat.measures.measurement import Subject
-from wherewhat.measures.tensors import centred_ranks, check_finite, check_heads, cosine, rotates
+from wherewhat.measures.swaps.logits import on_device
+from wherewhat.measures.tensors import centred_ranks, check_finite, check_heads, on_host, rotates, scores_by_text
 from wherewhat.options import short_repr
 from wherewhat.scores import Column, Scores
 
@@ -24,9 +25,7 @@ def turn(x: Tensor, positions: Tensor, rotation: Rotation) -> Tensor:
 
     The angle is a float64 product, unlike in the model: float32 is not precise enough at distances far beyond the text.
     """
-    return turn_planes(
-        x, positions.double()[..., None] * rotation.inv_freq.to(positions.device, torch.float64), rotation
-    )
+    return turn_planes(x, positions.double()[..., None] * rotation.frequencies(positions.device).double(), rotation)
 
 
 def turn_planes(x: Tensor, angles: Tensor, rotation: Rotation) -> Tensor:
@@ -53,47 +52,29 @@ def scramble_phases(k: Tensor, rotation: Rotation, *, keep_mean: bool = False, s
     """Return keys before rotation with a random phase in every plane of every key and unchanged magnitudes.
 
     Args:
-        k: Keys, ``(kv_heads, m, d)``. Dimensions that are not rotated are unchanged.
+        k: Keys, ``(..., kv_heads, m, d)``, of texts that all get the same phases. Dimensions that are not rotated are
+            unchanged.
         rotation: Dimensions of the planes.
         keep_mean: Rotate only deviations from the mean key.
         seed: Seed of the phases.
     """
     mean = k.double().mean(-2, keepdim=True) if keep_mean else torch.zeros_like(k[..., :1, :], dtype=torch.float64)
+    shape = (*k.shape[-3:-1], rotation.planes)
+    drawn = (_kept_phases if math.prod(shape) <= _MOST_KEPT else _phases)(shape, seed, k.device)
+    return mean + turn_planes(k - mean, drawn, rotation)
+
+
+_MOST_KEPT = 2**22
+"""Largest number of phases that are kept: layers of one shape have the same."""
+
+
+def _phases(shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
+    """Return phases drawn on the CPU, so that they are the same on every device."""
     generator = torch.Generator().manual_seed(seed)
-    phases = torch.rand(*k.shape[:-1], rotation.planes, generator=generator, dtype=torch.float64) * (2 * math.pi)
-    return mean + turn_planes(k - mean, phases.to(k.device), rotation)
+    return (torch.rand(*shape, generator=generator, dtype=torch.float64) * (2 * math.pi)).to(device)
 
 
-def additive_shares(turned: Tensor, curve: Tensor, centred: Tensor, energy: Tensor) -> dict[str, Tensor]:
-    """Return shares of the two-way table's variance, ``(kv_heads, groups)``, from the Gram matrix of the keys.
-
-    With C the Gram matrix of the centred keys and w_d the rotated queries, the squares of the key term are D·w̄ᵀCw̄, of
-    the interaction Σ_d (w_d − w̄)ᵀC(w_d − w̄), and of the distance term m·Σ_d (f_d − f̄)². All three are sums of
-    squares, without cancellation.
-
-    Args:
-        turned: Rotated queries, ``(kv_heads, groups, distances, d)``.
-        curve: Mean over keys at each distance, ``(kv_heads, groups, distances)``.
-        centred: Keys around their mean, ``(kv_heads, m, d)``.
-        energy: Sum of squares of the keys, ``(kv_heads,)``.
-    """
-    m, count = centred.shape[-2], turned.shape[-2]
-    gram = (centred.mT @ centred)[:, None]  # (kv_heads, 1, d, d)
-    mean = turned.mean(-2, keepdim=True)
-    around = turned - mean
-    interaction = ((around @ gram) * around).sum((-1, -2)).clamp_min(0)
-    by_key = count * ((mean @ gram) * mean).sum((-1, -2)).clamp_min(0)
-    by_distance = m * (curve - curve.mean(-1, keepdim=True)).square().sum(-1)
-    total = interaction + by_key + by_distance
-    # Rounding errors of a constant table.
-    least = 1e-24 * turned.square().sum((-1, -2)) * energy[:, None]
-    divided = torch.where(total > least, total, torch.nan)
-    return {
-        "additive_share": (by_key + by_distance) / divided,
-        "distance_share": by_distance / divided,
-        "key_share": by_key / divided,
-        "key_constancy": by_key / torch.where(by_key + interaction > least, by_key + interaction, torch.nan),
-    }
+_kept_phases = lru_cache(maxsize=2)(torch.inference_mode(False)(_phases))
 
 
 def nan_deviation(values: Tensor) -> Tensor:
@@ -192,89 +173,259 @@ def controlled_distance(
     if int(kept.sum()) < 2:
         raise MeasureError(f"{int(kept.sum())} of the distances are up to {within}: at least 2 are needed")
     n, m = q.shape[1], k.shape[1]
+    own = chosen.to(q.device) + (m - n)
+    shown = torch.arange(m, device=q.device) <= own[:, None] if visible is None else visible.to(q.device)
+    _check_seen(chosen.tolist(), shown, kept)
     places = torch.arange(m, device=q.device) if positions is None else positions.to(q.device)
-    places = places.double() - places[0].double()
-    by_query: dict[str, list[Tensor]] = {}
-    for row, i in enumerate(chosen.tolist()):
-        own = i + m - n
-        shown = torch.arange(m, device=q.device) <= own if visible is None else visible[row].to(q.device)
-        if int(shown.sum()) < FEWEST_KEYS:
-            raise MeasureError(f"query {i} sees {int(shown.sum())} keys: at least {FEWEST_KEYS} are needed")
-        keys = k[:, shown].double()
-        query = scale_queries(q[:, i], rotation, scale).view(k.shape[0], -1, 1, q.shape[-1])
-        real = places[own] - places[shown]
-        numbers = _one_query(query, keys, real, rotation, grid, kept, reference, block_mib)
-        for name, values in numbers.items():
-            by_query.setdefault(name, []).append(values.flatten(0, 1))
-    shares = torch.stack(by_query["additive_share"])
-    means = {name: torch.stack(values).nanmean(0).cpu() for name, values in by_query.items()}
+    table = QueryTable.of(
+        q[:, chosen.to(q.device)],
+        rotation,
+        distances=torch.cat([grid.new_tensor([reference]), grid]),
+        kept=torch.cat([kept.new_zeros(1), kept]),
+        visible=shown,
+        places=places,
+        own=own,
+        scale=scale,
+        kv_heads=k.shape[0],
+    )
+    numbers = _averaged(table.numbers(k, block_mib))
+    own_distances = {name: x if x.ndim == 1 else x[:, 1:] for name, x in numbers.items()}
     return ControlledDistance(
-        distances=grid.cpu(),
-        within=kept.cpu(),
-        additive_share_spread=nan_deviation(shares).cpu(),
-        **means,
+        distances=grid.cpu(), within=kept.cpu(), **{name: x.cpu() for name, x in own_distances.items()}
     )
 
 
-def _one_query(
-    query: Tensor,
-    keys: Tensor,
-    real: Tensor,
-    rotation: Rotation,
-    grid: Tensor,
-    kept: Tensor,
-    reference: float,
-    block_mib: int,
-) -> dict[str, Tensor]:
-    """Return the values of one query, ``(kv_heads, groups)`` or ``(kv_heads, groups, distances)``.
+_CACHE_MIB, _GPU_MIB = 8, 1024
+"""Largest block of profiles on a CPU, where caches are small, and smallest on a GPU, where launches take time."""
 
-    Args:
-        query: The scaled query, ``(kv_heads, groups, 1, d)``.
-        keys: Its visible keys, ``(kv_heads, m, d)``.
-        real: Their real distances, ``(m,)``.
-        rotation: The layer's rotation.
-        grid: Dummy distances, ``(distances,)``.
-        kept: True for distances that the shares are over, ``(distances,)``.
-        reference: Distance of the reference profile.
-        block_mib: Memory for a block of profiles.
+_COPIES = 6
+"""Tensors of the size of the profiles that exist at a time."""
+
+
+@dataclass(frozen=True)
+class QueryTable:
+    """Queries at all dummy distances and at their own positions, to be multiplied by keys; all float64.
+
+    Attributes:
+        turned: Scaled queries rotated to every distance, ``(kv_heads, queries, groups, distances, d)``. The profile at
+            the first distance is the reference of rank correlations.
+        rotated: Scaled queries rotated to their own positions, ``(kv_heads, queries, groups, d)``.
+        kept: 1 for distances that the shares are over, else 0, ``(distances,)``.
+        visible: True where a query sees a key, ``(queries, m)``.
+        places: Positions of the keys, counted from the first, ``(m,)``.
+        rotation: The rotation.
     """
-    mean_key = keys.mean(-2, keepdim=True)
-    centred = keys - mean_key
-    turned = turn(query, grid, rotation)  # (kv_heads, groups, distances, d)
-    curve = (turned * mean_key[:, None]).sum(-1)
-    numbers = additive_shares(turned[:, :, kept], curve[:, :, kept], centred, keys.square().sum((-1, -2)))
-    # The query times a key rotated back by its distance is the rotated query times the key.
-    component = _profile(query, turn(centred, -real, rotation))
-    logits = component + _profile(query, turn(mean_key, -real, rotation))
-    component, logits = (x - x.mean(-1, keepdim=True) for x in (component, logits))
-    pinned = _profile(turn(query, grid.new_tensor([reference]), rotation), centred)
-    component_ranks, logit_ranks, pinned_ranks = (centred_ranks(x) for x in (component, logits, pinned))
-    block = max(1, block_mib * 2**20 // (8 * 6 * component.numel()))  # ranking needs about six copies
-    parts: list[dict[str, Tensor]] = []
-    for start in range(0, grid.numel(), block):
-        profile = _profile(turned[:, :, start : start + block], centred)  # (kv_heads, groups, some, m)
-        ranks = centred_ranks(profile)
-        parts.append(
-            {
-                "drift": _relative(profile - component, component),
-                "shape_drift": 1 - cosine(profile, component).square(),
-                "rank_correlation": cosine(ranks, component_ranks),
-                "logit_drift": _relative(profile - logits, logits),
-                "logit_rank_correlation": cosine(ranks, logit_ranks),
-                "rank_correlation_reference": cosine(ranks, pinned_ranks),
-            }
+
+    turned: Tensor
+    rotated: Tensor
+    kept: Tensor
+    visible: Tensor
+    places: Tensor
+    rotation: Rotation
+
+    __repr__ = short_repr
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        rotation: Rotation,
+        *,
+        distances: Tensor,
+        kept: Tensor,
+        visible: Tensor,
+        places: Tensor,
+        own: Tensor,
+        scale: float,
+        kv_heads: int,
+    ) -> QueryTable:
+        """Return the table of queries ``(heads, queries, d)`` before rotation, whose positions are ``places[own]``."""
+        q = torch.unflatten(scale_queries(q, rotation, scale), 0, (kv_heads, -1)).transpose(1, 2)
+        places = places.double() - places[0].double()
+        return cls(
+            turned=turn(q[..., None, :], distances, rotation),
+            rotated=turn(q, places[own][:, None], rotation),
+            kept=kept.double(),
+            visible=visible,
+            places=places,
+            rotation=rotation,
         )
-    return numbers | {"curve": curve} | {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
+
+    def numbers(self, k: Tensor, block_mib: int) -> dict[str, Tensor]:
+        """Return the values of each query, ``(kv_heads, queries, groups)``, most with a last dimension of distances.
+
+        Args:
+            k: Keys before rotation, ``(kv_heads, m, d)``.
+            block_mib: Memory for a block of profiles.
+        """
+        kv_heads, count, groups, distances = self.turned.shape[:4]
+        limit = min(block_mib, _CACHE_MIB) if k.device.type == "cpu" else max(block_mib, _GPU_MIB)
+        profiles = max(1, limit * 2**20 // (8 * _COPIES * groups * k.shape[1]))  # of all groups
+        heads = max(1, profiles // (count * distances))
+        queries = max(1, profiles // distances)
+        keys = _Keys.of(k, self)
+        parts = [
+            _joined(
+                [
+                    self._block(keys, slice(h, h + heads), slice(i, i + queries), min(profiles, distances))
+                    for i in range(0, count, queries)
+                ],
+                1,
+            )
+            for h in range(0, kv_heads, heads)
+        ]
+        return _joined(parts, 0)
+
+    def _block(self, keys: _Keys, heads: slice, queries: slice, step: int) -> dict[str, Tensor]:
+        """Return the values of some heads and queries, with ``step`` distances at a time."""
+        visible = self.visible[queries]
+        shown = _span(visible)
+        visible = visible[:, shown]
+        weights = visible.double()
+        counts = weights.sum(-1)[:, None]  # (queries, 1)
+        turned, rotated = self.turned[heads, queries], self.rotated[heads, queries]
+        centred, offset = keys.centred[heads, shown], keys.offsets[heads, queries]
+        mask = visible[:, None, None]
+
+        def profile(rows: Tensor) -> Tensor:
+            """Return key profiles ``(heads, queries, groups, rows, m)`` of rotated queries, 0 for hidden keys."""
+            products = (rows.flatten(1, 3) @ centred.mT).view(*rows.shape[:-1], -1)
+            around = rows.flatten(2, 3) @ offset[..., None]  # the mean over visible keys
+            return products.sub_(around.view(*rows.shape[:-1], 1)).mul_(weights[:, None, None])
+
+        # The distance curve at the real distances is a sum of waves over the keys, one for each plane.
+        waves = self._waves(keys.mean[heads, None], rotated, shown), self._waves(offset, rotated, shown)
+        product = (rotated.flatten(1, 2) @ keys.rotated[heads, shown].mT).view(*rotated.shape[:-1], -1)
+        targets = torch.stack([product - waves[1], product + waves[0]], -2)  # key component and logits
+        targets -= ((targets * weights[:, None, None]).sum(-1) / counts[..., None])[..., None]
+        targets *= weights[:, None, None]
+        sizes = targets.norm(dim=-1)  # (heads, queries, groups, 2)
+
+        number = self.kept.sum()
+        mean = (turned * (self.kept / number)[:, None]).sum(-2, keepdim=True)
+        mean_profile = profile(mean)
+        by_key = number * mean_profile.square().sum((-1, -2))
+        interaction = torch.zeros_like(by_key)
+        parts: list[dict[str, Tensor]] = []
+        target_ranks = centred_ranks(targets, mask)
+        for start in range(0, turned.shape[3], step):
+            some = profile(turned[:, :, :, start : start + step])
+            interaction += (some - mean_profile).norm(dim=-1).square() @ self.kept[start : start + step]
+            ranks = centred_ranks(some, mask)
+            if not start:
+                target_ranks = torch.cat([target_ranks, ranks[..., :1, :]], -2)
+            correlations = _cosines(ranks, target_ranks)
+            parts.append(
+                {
+                    "drift": _relative(some - targets[..., :1, :], sizes[..., :1]),
+                    "shape_drift": 1 - _cosines(some, targets[..., :1, :])[..., 0].square(),
+                    "rank_correlation": correlations[..., 0],
+                    "logit_drift": _relative(some - targets[..., 1:, :], sizes[..., 1:]),
+                    "logit_rank_correlation": correlations[..., 1],
+                    "rank_correlation_reference": correlations[..., 2],
+                }
+            )
+        mean_keys = keys.mean[heads, None] + offset
+        curve = (turned.flatten(2, 3) @ mean_keys[..., None]).view(turned.shape[:-1])
+        mean_curve = (curve @ self.kept / number)[..., None]
+        by_distance = counts * ((curve - mean_curve).square() @ self.kept)
+        # Rounding errors of a constant table.
+        energy = keys.energy[heads, queries, None]
+        least = 1e-24 * number * rotated.square().sum(-1) * energy
+        shares = _shares(by_key, by_distance, interaction, least)
+        return shares | {"curve": curve} | _joined(parts, -1)
+
+    def _waves(self, means: Tensor, rotated: Tensor, shown: slice) -> Tensor:
+        """Return logits with mean keys at the places of all keys, less a constant, ``(heads, queries, groups, m)``.
+
+        Args:
+            means: Mean keys before rotation, ``(heads, queries or 1, d)``.
+            rotated: Queries, ``(heads, queries, groups, d)``.
+            shown: The keys.
+        """
+        left, right = self.rotation.halves
+        angles = self.places[shown, None] * self.rotation.frequencies(self.places.device).double()
+        u, v = rotated[..., left], rotated[..., right]
+        x, y = means[:, :, None, left], means[:, :, None, right]
+        by_plane = torch.cat([u * x + v * y, v * x - u * y], -1)
+        return by_plane @ torch.cat([angles.cos(), angles.sin()], -1).mT
 
 
-def _profile(turned: Tensor, keys: Tensor) -> Tensor:
-    """Return products ``(kv_heads, groups, rows, m)`` of ``(kv_heads, groups, rows, d)`` and ``(kv_heads, m, d)``."""
-    kv_heads, groups, rows, d = turned.shape
-    return (turned.reshape(kv_heads, groups * rows, d) @ keys.mT).view(kv_heads, groups, rows, -1)
+@dataclass(frozen=True)
+class _Keys:
+    """Keys of a layer around their mean.
+
+    Attributes:
+        centred: Keys minus their mean over all tokens, ``(kv_heads, m, d)``.
+        rotated: The same rotated to their own positions, ``(kv_heads, m, d)``.
+        mean: The mean, ``(kv_heads, d)``.
+        offsets: Mean of the keys that each query sees, minus ``mean``, ``(kv_heads, queries, d)``.
+        energy: Sum of squares of the keys that each query sees, ``(kv_heads, queries)``.
+    """
+
+    centred: Tensor
+    rotated: Tensor
+    mean: Tensor
+    offsets: Tensor
+    energy: Tensor
+
+    @classmethod
+    def of(cls, k: Tensor, table: QueryTable) -> _Keys:
+        """Return the keys ``(kv_heads, m, d)`` of a table of queries."""
+        k = k.double()
+        weights = table.visible.double()
+        # Around the mean of all keys, the mean of those that a query sees is small: subtracting it is precise.
+        mean = k.mean(1)
+        centred = k - mean[:, None]
+        offsets = (weights / weights.sum(-1, keepdim=True)) @ centred
+        rotated = turn(centred, table.places, table.rotation)
+        return cls(centred, rotated, mean, offsets, k.square().sum(-1) @ weights.mT)
 
 
-def _relative(difference: Tensor, target: Tensor) -> Tensor:
-    size = target.norm(dim=-1)
+def _span(visible: Tensor) -> slice:
+    """Return the keys from the first to the last that a query sees; on a GPU all, since reading would wait for it."""
+    if visible.device.type != "cpu":
+        return slice(None)
+    seen = visible.any(0).nonzero()
+    return slice(int(seen[0]), int(seen[-1]) + 1)
+
+
+def _shares(by_key: Tensor, by_distance: Tensor, interaction: Tensor, least: Tensor) -> dict[str, Tensor]:
+    """Return shares of the two-way table's variance from the sums of squares of its terms.
+
+    With L the profiles and L̄ their mean over distances, the squares of the key term are D · Σ_k L̄², of the interaction
+    Σ_d Σ_k (L_d − L̄)², and of the distance term m · Σ_d (f_d − f̄)². All three are sums of squares, without
+    cancellation. Shares of a table whose squares are at most ``least`` are NaN.
+    """
+    total = interaction + by_key + by_distance
+    divided = torch.where(total > least, total, torch.nan)
+    return {
+        "additive_share": (by_key + by_distance) / divided,
+        "distance_share": by_distance / divided,
+        "key_share": by_key / divided,
+        "key_constancy": by_key / torch.where(by_key + interaction > least, by_key + interaction, torch.nan),
+    }
+
+
+def _averaged(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return means over queries and the spread of the additive share, ``(heads,)`` or ``(heads, distances)``."""
+    by_head = {name: x.transpose(1, 2).flatten(0, 1) for name, x in numbers.items()}  # (heads, queries, …)
+    means = {name: x.nanmean(1) for name, x in by_head.items()}
+    return means | {"additive_share_spread": nan_deviation(by_head["additive_share"].mT)}
+
+
+def _joined(parts: Sequence[dict[str, Tensor]], dim: int) -> dict[str, Tensor]:
+    """Return tensors by name, concatenated along a dimension."""
+    return {name: torch.cat([part[name] for part in parts], dim) for name in parts[0]} if len(parts) > 1 else parts[0]
+
+
+def _cosines(x: Tensor, y: Tensor) -> Tensor:
+    """Return cosines ``(..., rows, others)`` of rows of ``x`` ``(..., rows, m)`` and ``y`` ``(..., others, m)``."""
+    norms = x.norm(dim=-1)[..., None] * y.norm(dim=-1)[..., None, :]
+    return torch.where(norms > 0, ((x @ y.mT) / norms).clamp(-1, 1), torch.nan)
+
+
+def _relative(difference: Tensor, size: Tensor) -> Tensor:
     return torch.where(size > 0, difference.norm(dim=-1) / size, torch.nan)
 
 
@@ -325,70 +476,83 @@ def spaced_queries(n: int, count: int) -> list[int]:
     )
 
 
-def measure_distance(subject: Subject, ids: Tensor, config: DistanceConfig) -> Scores:
-    """Return controlled distance of every layer that rotates on one document ``(1, n)``."""
-    if ids.shape[-1] < FEWEST_TOKENS:
-        raise MeasureError(f"the text has {ids.shape[-1]} tokens: at least {FEWEST_TOKENS} are needed for distances")
-    layers: list[Scores] = []
-
-    def measure(attention: LayerAttention) -> None:
-        if rotates(attention):
-            layers.append(layer_scores(attention, config))
-
-    subject.run(ids, measure)
-    if not layers:
-        raise MeasureError("no layer of this model rotates queries and keys: controlled distance needs rotation")
-    return Scores(layers=sorted(layers, key=lambda scores: scores.layer))
-
-
-def layer_scores(attention: LayerAttention, config: DistanceConfig) -> Scores:
-    """Return scores and curves of one layer that rotates."""
+def layer_scores(attention: LayerAttention, config: DistanceConfig) -> list[Scores]:
+    """Return scores and curves of each text of one layer; none if it does not rotate."""
+    if attention.n < FEWEST_TOKENS:
+        raise MeasureError(f"the text has {attention.n} tokens: at least {FEWEST_TOKENS} are needed for distances")
+    if not rotates(attention):
+        return []
     rotation = attention.rotation
     assert rotation is not None
-    positions = attention.positions if attention.positions.ndim == 1 else attention.positions[0]
+    merged = attention.merged
+    device = merged.rot_q.device
+    positions = on_host(attention.positions)
+    reach = float(positions.max() - positions.min())
+    grid = distance_grid(reach, per_octave=config.per_octave, beyond=config.beyond)
+    distances = on_device(tuple(grid), device).double()
     queries = spaced_queries(attention.n, config.queries)
-    visible = attention.visible(torch.tensor(queries, device=attention.mask.device))[0].any(0)
-    own = positions[attention.m - attention.n :].to(visible.device)[queries]
-    apart = own[:, None] - positions.to(visible.device)[None, :]
-    grid = distance_grid(float(positions.max() - positions.min()), per_octave=config.per_octave, beyond=config.beyond)
-    q, k = attention.q[0], attention.k[0]
-    real, scrambled = (
-        controlled_distance(
-            q,
-            keys,
-            rotation,
-            distances=grid,
-            queries=queries,
-            scale=attention.scale,
-            positions=positions,
-            visible=visible,
-            within=float(apart[visible].max()),
-            reference=config.reference,
-            block_mib=config.block_mib,
-        )
-        for keys in (k, scramble_phases(k, rotation, keep_mean=config.keep_mean, seed=config.seed))
+    chosen = on_device(tuple(queries), device)
+    own = chosen + (attention.m - attention.n)
+    visible = merged.visible(chosen.to(merged.mask.device))[0].any(0).to(device)
+    places = merged.positions.to(device)
+    apart = (places[own][:, None] - places).double()
+    kept = distances <= torch.where(visible, apart, -torch.inf).max()
+    if not merged.mask.only_causal:  # reading waits for a GPU, and half of a text is enough otherwise
+        _check_seen(queries, visible, kept)
+    # The reference is the first distance of the table, unless it is that of the grid.
+    added = grid[0] != config.reference
+    table = QueryTable.of(
+        merged.q[0][:, chosen],
+        rotation,
+        distances=torch.cat([on_device((config.reference,), device).double(), distances]) if added else distances,
+        kept=torch.cat([torch.zeros_like(kept[:1]), kept]) if added else kept,
+        visible=visible,
+        places=places,
+        own=own,
+        scale=attention.scale,
+        kv_heads=merged.kv_heads,
     )
-    control = {f"{name}_scrambled": values for name, values in _heads(scrambled).items()}
+    keys = merged.k[0]
+    by_text = torch.unflatten(keys, 0, (attention.texts, -1))
+    scrambled = scramble_phases(by_text, rotation, keep_mean=config.keep_mean, seed=config.seed).flatten(0, 1)
+    real, control = (
+        {
+            name: x[:, 1:] if added and x.ndim == 2 else x
+            for name, x in _averaged(table.numbers(k, config.block_mib)).items()
+        }
+        for k in (keys, scrambled)
+    )
     axes = ("head", "distance")
-    curves = {name: Column(x, axes) for name, x in vars(real).items() if x.ndim == 2} | {
-        "rank_correlation_scrambled": Column(scrambled.rank_correlation, axes),
-        "drift_scrambled": Column(scrambled.drift, axes),
-        "distances": Column(real.distances, ("distance",)),
-        "within": Column(real.within, ("distance",)),
+    curves = {name: Column(x, axes) for name, x in real.items() if x.ndim == 2} | {
+        "rank_correlation_scrambled": Column(control["rank_correlation"], axes),
+        "drift_scrambled": Column(control["drift"], axes),
+        "distances": Column(distances, ("distance",)),
+        "within": Column(kept, ("distance",)),
     }
-    heads = _heads(real) | {"additive_share_spread": real.additive_share_spread} | control
-    return Scores(layer=attention.layer, heads=heads, curves=curves)
+    heads = _heads(real, kept) | {"additive_share_spread": real["additive_share_spread"]}
+    heads |= {f"{name}_scrambled": values for name, values in _heads(control, kept).items()}
+    return scores_by_text(attention, heads=heads, curves=curves)
 
 
-def _heads(layer: ControlledDistance) -> dict[str, Tensor]:
+def _check_seen(queries: Sequence[int], visible: Tensor, kept: Tensor) -> None:
+    """Raise an error for a query that sees too few keys, or if there are too few distances among those that it sees."""
+    for i, count in zip(queries, visible.sum(-1).tolist(), strict=True):
+        if count < FEWEST_KEYS:
+            raise MeasureError(f"query {i} sees {count} keys: at least {FEWEST_KEYS} are needed")
+    if int(kept.sum()) < 2:
+        raise MeasureError(f"{int(kept.sum())} of the distances are within the text: at least 2 are needed")
+
+
+def _heads(numbers: dict[str, Tensor], kept: Tensor) -> dict[str, Tensor]:
     """Return one value per head: shares, and means of the curves over the visible distances."""
-    return {
-        "additive_share": layer.additive_share,
-        "distance_share": layer.distance_share,
-        "key_share": layer.key_share,
-        "key_constancy": layer.key_constancy,
-        "key_rank_correlation": layer.rank_correlation[:, layer.within].mean(-1),
-        "drift": layer.drift[:, layer.within].mean(-1),
-        "shape_drift": layer.shape_drift[:, layer.within].mean(-1),
-        "logit_rank_correlation": layer.logit_rank_correlation[:, layer.within].mean(-1),
+    weights = kept.double() / kept.sum()
+    means = {
+        "key_rank_correlation": "rank_correlation",
+        "drift": "drift",
+        "shape_drift": "shape_drift",
+        "logit_rank_correlation": "logit_rank_correlation",
+    }
+    shares = ("additive_share", "distance_share", "key_share", "key_constancy")
+    return {name: numbers[name] for name in shares} | {
+        name: torch.where(kept, numbers[curve] * weights, 0.0).sum(-1) for name, curve in means.items()
     }

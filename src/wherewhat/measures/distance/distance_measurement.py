@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from wherewhat.errors import MeasureError
 from wherewhat.measures.distance import DistanceConfig
-from wherewhat.measures.measurement import Subject, Text, TextMeasurement
+from wherewhat.measures.measurement import LayerMeasurement, Text
 from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, Metric, Scores, stored_metric
+
+if TYPE_CHECKING:
+    from wherewhat.captures.attention import LayerAttention
 
 
 def _metric(name: str, title: str, reading: str, *, range: tuple[float, float] = SHARE) -> Metric:
@@ -12,7 +19,7 @@ def _metric(name: str, title: str, reading: str, *, range: tuple[float, float] =
     return Metric(name, title, reading, control=f"{name}_scrambled", control_title="random phases", range=range)
 
 
-class DistanceMeasurement(TextMeasurement):
+class DistanceMeasurement(LayerMeasurement):
     """``wherewhat distance``."""
 
     name = "distance"
@@ -70,8 +77,13 @@ class DistanceMeasurement(TextMeasurement):
         "the random phases and with the random model."
     )
 
-    def measure(self, subject: Subject, text: Text, config: DistanceConfig) -> Scores:
-        """Return the scores."""
-        from wherewhat.measures.distance.controlled import measure_distance
+    def measure_texts(self, layer: LayerAttention, texts: Sequence[Text], config: DistanceConfig) -> Sequence[Scores]:
+        """Return the scores of each text."""
+        from wherewhat.measures.distance.controlled import layer_scores
 
-        return measure_distance(subject, text.ids, config)
+        return layer_scores(layer, config)
+
+    def check(self, layers: Sequence[Scores]) -> None:
+        """Raise an error if no layer rotates."""
+        if not layers:
+            raise MeasureError("no layer of this model rotates queries and keys: controlled distance needs rotation")

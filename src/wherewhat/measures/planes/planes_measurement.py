@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wherewhat.errors import MeasureError
-from wherewhat.measures.measurement import LayerMeasurement
+from wherewhat.measures.measurement import LayerMeasurement, Text
 from wherewhat.measures.planes import PlanesConfig
 from wherewhat.scores import NON_NEGATIVE, SHARE, Metric, Scores
 
@@ -67,8 +67,8 @@ class PlanesMeasurement(LayerMeasurement):
         "they were learned."
     )
 
-    def measure(self, layer: LayerAttention, config: PlanesConfig) -> Scores:
-        """Return the scores."""
+    def measure_texts(self, layer: LayerAttention, texts: Sequence[Text], config: PlanesConfig) -> Sequence[Scores]:
+        """Return the scores of each text."""
         from wherewhat.measures.planes.statistics import layer_scores
 
         return layer_scores(layer, config)

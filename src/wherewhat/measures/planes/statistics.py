@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from wherewhat.measures.axes.fit import band_width, fit_axes
 from wherewhat.measures.axes.margins import diagonal_sums
 from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.planes import PlanesConfig
-from wherewhat.measures.tensors import check_finite, check_heads, check_single_text
+from wherewhat.measures.tensors import check_finite, check_heads, check_single_text, on_host, scores_by_text
 from wherewhat.options import short_repr
 from wherewhat.scores import Column, Scores
 
@@ -47,7 +49,14 @@ class Planes:
 
     @classmethod
     def of(cls, rotation: Rotation | None, d: int, *, device: torch.device | None = None) -> Planes:
-        """Return the planes of heads with ``d`` dimensions; all are unrotated if ``rotation`` is None."""
+        """Return the planes of heads with ``d`` dimensions; all are unrotated if ``rotation`` is None.
+
+        Those of recent rotations are kept, because a copy to a GPU waits for it.
+        """
+        return _planes(rotation, d, device)
+
+    @classmethod
+    def _of(cls, rotation: Rotation | None, d: int, device: torch.device | None) -> Planes:
         if rotation is None:
             return cls(torch.arange(d, device=device), torch.zeros(0, dtype=torch.float64, device=device), d)
         first, second = rotation.pairs.T
@@ -151,7 +160,7 @@ class PlaneStats:
     @property
     def slow_dominance(self) -> Tensor:
         """Share of the logits' variance in planes that turn less than once, ``(heads,)``."""
-        return self.share[:, self.slow].sum(-1)
+        return torch.where(self.slow, self.share, 0.0).sum(-1)
 
     def weighted(self, values: Tensor) -> Tensor:
         """Return the mean over planes of ``values`` ``(heads, planes)``, weighted by positive shares, ``(heads,)``."""
@@ -175,31 +184,73 @@ def plane_stats(
         window: Only distances below this are used.
     """
     width = _check(rot_q, rot_k, window)
-    n = rot_q.shape[1]
-    back = planes.rotor(torch.arange(n, device=rot_q.device) if positions is None else positions).conj()
-    groups = rot_q.shape[0] // rot_k.shape[0]
+    if positions is None:
+        positions = torch.arange(rot_q.shape[1], device=rot_q.device)
+    return _statistics(_by_key_heads(rot_q, rot_k, planes, positions, width, _of_planes), planes, width)
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Some key heads and the query heads that read them, with arranged dimensions.
+
+    Attributes:
+        q: Rotated queries, ``(kv_heads, groups, n, d)`` float64.
+        k: Rotated keys, ``(kv_heads, n, d)`` float64.
+        z_q: Queries before rotation, ``(kv_heads, groups, n, planes + rest)`` complex128.
+        z_k: Keys before rotation, ``(kv_heads, n, planes + rest)`` complex128.
+        rotor: The rotation of every token, ``(n, planes + rest)`` complex128.
+        sums: Sums of the logits.
+        planes: The planes.
+        band: Pairs of tokens that the sums are over.
+    """
+
+    q: Tensor
+    k: Tensor
+    z_q: Tensor
+    z_k: Tensor
+    rotor: Tensor
+    sums: BandSums
+    planes: Planes
+    band: Band
+
+
+def _by_key_heads(
+    rot_q: Tensor,
+    rot_k: Tensor,
+    planes: Planes,
+    positions: Tensor,
+    width: int,
+    *functions: Callable[[_Heads], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """Return what functions of key heads return, for all heads; arguments as for :func:`plane_stats`."""
+    groups, n, d = rot_q.shape[0] // rot_k.shape[0], *rot_q.shape[1:]
+    band, rotor = Band(n, width, rot_q.device), planes.rotor(positions)
+    back = rotor.conj()
     # Key heads per batch: few on a CPU, where caches are small.
-    step = max(1, _ENTRIES.get(rot_q.device.type, 2**20) // (groups * n * rot_q.shape[2]))
+    step = max(1, _ENTRIES.get(rot_q.device.type, 2**20) // (groups * n * d))
     by_key = torch.unflatten(rot_q, 0, (-1, groups))
-    pieces = [
-        _of_key_heads(planes.arrange(by_key[heads]), planes.arrange(rot_k[heads]), planes, back, width)
-        for heads in (slice(h, h + step) for h in range(0, len(rot_k), step))
-    ]
-    joined = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-    return PlaneStats(**joined, period=planes.period, slow=planes.period > width)
+    pieces: list[dict[str, Tensor]] = []
+    for heads in (slice(h, h + step) for h in range(0, len(rot_k), step)):
+        q, k = planes.arrange(by_key[heads]), planes.arrange(rot_k[heads])
+        z_q, z_k = planes.to_complex(q) * back, planes.to_complex(k) * back
+        of_heads = _Heads(q, k, z_q, z_k, rotor, band_sums(q, k, width), planes, band)
+        pieces.append({name: x for function in functions for name, x in function(of_heads).items()})
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
-def _of_key_heads(q: Tensor, k: Tensor, planes: Planes, back: Tensor, width: int) -> dict[str, Tensor]:
-    """Return statistics of arranged ``q`` ``(kv_heads, groups, n, d)`` and ``k`` ``(kv_heads, n, d)``."""
-    groups, n = q.shape[1:3]
-    sums = band_sums(q, k, width)
-    pairs = Band(n, width, q.device).pairs
-    total = sums.totals.sum(-1, keepdim=True)
-    covariance = sums.products - sums.totals * total / pairs
+def _statistics(values: Mapping[str, Tensor], planes: Planes, width: int) -> PlaneStats:
+    return PlaneStats(**values, period=planes.period, slow=planes.period > width)
+
+
+def _of_planes(heads: _Heads) -> dict[str, Tensor]:
+    """Return statistics of every plane, ``(heads, planes)`` each."""
+    planes, sums, groups = heads.planes, heads.sums, heads.q.shape[1]
+    totals = band_totals(heads.q, heads.k, heads.band.width)
+    covariance = sums.products - totals * totals.sum(-1, keepdim=True) / heads.band.pairs
     variance = covariance.sum(-1, keepdim=True)
     share = torch.where(sums.varies(variance[..., 0])[..., None], planes.by_plane(covariance) / variance, torch.nan)
-    of_q = _phases((planes.to_complex(q) * back).flatten(0, 1), planes)
-    of_k = {name: x.repeat_interleave(groups, 0) for name, x in _phases(planes.to_complex(k) * back, planes).items()}
+    of_q = _phases(heads.z_q.flatten(0, 1), planes)
+    of_k = {name: x.repeat_interleave(groups, 0) for name, x in _phases(heads.z_k, planes).items()}
     phases = {
         f"{which}_{name}": x for which, statistics in (("q", of_q), ("k", of_k)) for name, x in statistics.items()
     }
@@ -266,25 +317,20 @@ def residual_bound(rot_q: Tensor, rot_k: Tensor, planes: Planes, *, window: int 
         window: Only distances below this are used.
     """
     width = _check(rot_q, rot_k, window)
-    band = Band(rot_q.shape[1], width, rot_q.device)
     # The origin of positions only rotates the means: the deviations after rotation stay the same.
-    rotor = planes.rotor(torch.arange(band.n, device=rot_q.device))
-    groups = rot_q.shape[0] // rot_k.shape[0]
-    pieces = [
-        _of_key_head(planes.arrange(rot_q[h * groups : (h + 1) * groups]), planes.arrange(key), planes, rotor, band)
-        for h, key in enumerate(rot_k)
-    ]
-    return ResidualBound(**{f.name: torch.cat([getattr(p, f.name) for p in pieces]) for f in fields(ResidualBound)})
+    positions = torch.arange(rot_q.shape[1], device=rot_q.device)
+    return ResidualBound(**_by_key_heads(rot_q, rot_k, planes, positions, width, _bounds))
 
 
-def _of_key_head(q: Tensor, k: Tensor, planes: Planes, rotor: Tensor, band: Band) -> ResidualBound:
-    """Return bounds of arranged ``q`` ``(heads, n, d)`` that read the same arranged ``k`` ``(n, d)``."""
+def _bounds(heads: _Heads) -> dict[str, Tensor]:
+    """Return the fields of :class:`ResidualBound`, ``(heads,)`` each."""
+    q, k, planes, rotor, band, logits = heads.q, heads.k, heads.planes, heads.rotor, heads.band, heads.sums
     # Means weighted by the number of pairs of each token: any means give a bound, these a tighter one.
     _, by_query, by_key = band.unpack(band.counts)
-    mean_q = _weighted_mean(planes.to_complex(q) * rotor.conj(), by_query)  # (heads, planes + rest)
-    mean_k = _weighted_mean(planes.to_complex(k) * rotor.conj(), by_key)  # (planes + rest,)
-    turned_q = planes.to_real(mean_q[:, None] * rotor)
-    turned_k = planes.to_real(mean_k * rotor)
+    mean_q = _weighted_mean(heads.z_q, by_query)  # (kv_heads, groups, planes + rest)
+    mean_k = _weighted_mean(heads.z_k, by_key)  # (kv_heads, planes + rest)
+    turned_q = planes.to_real(mean_q[..., None, :] * rotor)
+    turned_k = planes.to_real(mean_k[..., None, :] * rotor)
     rest_q, rest_k = q - turned_q, k - turned_k
 
     # Query deviations times mean key: the mean of each row is a query term.
@@ -298,54 +344,72 @@ def _of_key_head(q: Tensor, k: Tensor, planes: Planes, rotor: Tensor, band: Band
     # Deviations times deviations: row means, then column means of the remainder.
     sums = band_sums(rest_q, rest_k, band.width)
     b_content = sums.rows / by_query
-    explained = band.normal(band.pack(b.new_zeros(len(b), band.width), b_content, torch.zeros_like(b)))
+    explained = band.normal(band.pack(b.new_zeros(*b.shape[:2], band.width), b_content, torch.zeros_like(b)))
     left = sums.columns - band.unpack(explained)[2]
     c_content = left / by_key
     content = sums.squares - (sums.rows * b_content).sum(-1) - (left * c_content).sum(-1)
 
-    # Means times means, by distance: the rotor at position d is that of distance d.
-    a = (mean_q * mean_k.conj())[:, None] * rotor[: band.width]
-    candidate = band.pack(a.real.sum(-1), b + b_content, c + c_content)
-    logits = band_sums(q, k, band.width)
-    margins = band.pack(diagonal_sums(q[None], k[None], band.width)[0], logits.rows, logits.columns)
+    # Means times means, by distance.
+    means, turns = mean_q * mean_k[:, None].conj(), planes.rotor(torch.arange(band.width, device=q.device))
+    a = means.real @ turns.real.mT - means.imag @ turns.imag.mT
+    candidate = band.pack(a, b + b_content, c + c_content)
+    margins = band.pack(diagonal_sums(q, k, band.width), logits.rows, logits.columns)
     image = band.normal(candidate)
     errors = logits.squares - (candidate * (2 * margins - image)).sum(-1)
     # The remainder's mean at each distance belongs to the distance curve.
     left_over = band.unpack(margins - image)[0]
     errors = errors - (left_over.square() / band.unpack(band.counts)[0]).sum(-1)
     tss = logits.squares - logits.rows.sum(-1).square() / band.pairs
-    shares = [
-        torch.where(logits.varies(tss), x.clamp_min(0) / tss.clamp_min(1e-300), torch.nan)
-        for x in (errors, turning_q, turning_k, content)
-    ]
-    return ResidualBound(shares[0].clamp_max(1), *shares[1:])
+    squares = torch.stack([errors, turning_q, turning_k, content])
+    shares = torch.where(logits.varies(tss), squares.clamp_min(0) / tss.clamp_min(1e-300), torch.nan).flatten(1)
+    return {"bound": shares[0].clamp_max(1), "turning_q": shares[1], "turning_k": shares[2], "content": shares[3]}
 
 
 def _weighted_mean(z: Tensor, weight: Tensor) -> Tensor:
     """Return the mean over tokens of ``z`` ``(..., n, planes)`` with ``weight`` ``(n,)``."""
-    return (z * (weight / weight.sum())[:, None]).sum(-2)
+    parts = (weight / weight.sum()) @ torch.view_as_real(z.resolve_conj()).flatten(-2)
+    return torch.view_as_complex(parts.view(*parts.shape[:-1], -1, 2))
+
+
+@lru_cache(maxsize=16)
+@torch.inference_mode(False)
+def _planes(rotation: Rotation | None, d: int, device: torch.device | None) -> Planes:
+    return Planes._of(rotation, d, device)
 
 
 def layer_stats(attention: LayerAttention) -> PlaneStats:
     """Return statistics of every plane of a captured layer that rotates, with its window and positions."""
-    positions = attention.positions.reshape(-1, attention.m)[0]
-    if bool((positions.diff() != 1).any()):
-        raise MeasureError(f"positions of layer {attention.layer} are not consecutive, as statistics of planes require")
+    planes, positions, width = _layout(attention)
+    values = _by_key_heads(attention.rot_q[0], attention.rot_k[0], planes, positions, width, _of_planes)
+    return _statistics(values, planes, width)
+
+
+def _layout(attention: LayerAttention) -> tuple[Planes, Tensor, int]:
+    """Return the planes, positions ``(n,)`` and number of distances of a layer."""
+    check_single_text(attention)
     rot_q, rot_k = attention.rot_q[0], attention.rot_k[0]
     planes = Planes.of(attention.rotation, rot_q.shape[-1], device=rot_q.device)
-    return plane_stats(rot_q, rot_k, planes, positions=positions, window=band_width(attention))
+    width = _distances(rot_q, rot_k, band_width(attention))
+    if attention.rotation is None:
+        return planes, torch.arange(attention.n, device=rot_q.device), width
+    positions = attention.positions.reshape(-1, attention.m)[0]
+    if bool((on_host(attention.positions).reshape(-1, attention.m)[0].diff() != 1).any()):
+        raise MeasureError(f"positions of layer {attention.layer} are not consecutive, as statistics of planes require")
+    return planes, positions, width
 
 
-def layer_scores(attention: LayerAttention, config: PlanesConfig) -> Scores:
-    """Return plane statistics and residual bound of one captured layer; only the bound if it does not rotate.
+def layer_scores(attention: LayerAttention, config: PlanesConfig) -> list[Scores]:
+    """Return plane statistics and residual bound of each text of a layer; only the bound if it does not rotate.
 
     Soft-cap and bias are left out: they do not consist of planes.
     """
-    check_single_text(attention)
-    rot_q, rot_k, window = attention.rot_q[0], attention.rot_k[0], band_width(attention)
-    planes = Planes.of(attention.rotation, rot_q.shape[-1], device=rot_q.device)
-    bound = residual_bound(rot_q, rot_k, planes, window=window)
-    fit = fit_axes(rot_q.double(), rot_k.double(), window=window)
+    merged = attention.merged
+    planes, positions, width = _layout(merged)
+    rot_q, rot_k = merged.rot_q[0], merged.rot_k[0]
+    functions = (_bounds,) if merged.rotation is None else (_bounds, _of_planes)
+    values = _by_key_heads(rot_q, rot_k, planes, positions, width, *functions)
+    bound = ResidualBound(**{field.name: values.pop(field.name) for field in fields(ResidualBound)})
+    fit = fit_axes(rot_q.double(), rot_k.double(), window=None if width == merged.n else width, check=False)
     heads = {
         "residual_bound": bound.bound,
         "residual_share": 1 - fit.r.square(),
@@ -353,21 +417,21 @@ def layer_scores(attention: LayerAttention, config: PlanesConfig) -> Scores:
         "turning_k": bound.turning_k,
         "content": bound.content,
     }
-    whole: dict[str, float] = {}
+    whole: dict[str, float | Tensor] = {}
     curves: dict[str, Column] = {}
-    if attention.rotation is not None:
-        stats = layer_stats(attention)
+    if merged.rotation is not None:
+        stats = _statistics(values, planes, width)
         heads["slow_dominance"] = stats.slow_dominance
         heads["q_concentration"] = stats.weighted(stats.q_concentration)
         heads["k_concentration"] = stats.weighted(stats.k_concentration)
-        whole["slow_dimensions"] = float(planes.dimensions[stats.slow].sum() / planes.dimensions.sum())
+        whole["slow_dimensions"] = (planes.dimensions * stats.slow).sum() / planes.dimensions.sum()
         whole["random_concentration"] = math.sqrt(math.pi / attention.n) / 2
         if config.curves:
             by_plane = {name: x for name, x in vars(stats).items() if x.ndim == 2}
-            curves = {f"plane_{name}": Column(x.float().cpu(), ("head", "plane")) for name, x in by_plane.items()}
+            curves = {f"plane_{name}": Column(x.float(), ("head", "plane")) for name, x in by_plane.items()}
             # The inverse of the period, which is infinite for planes that never turn.
-            curves["plane_turns_per_token"] = Column((1 / stats.period).cpu(), ("plane",))
-    return Scores(layer=attention.layer, heads={name: x.cpu() for name, x in heads.items()}, whole=whole, curves=curves)
+            curves["plane_turns_per_token"] = Column(1 / stats.period, ("plane",))
+    return scores_by_text(attention, heads=heads, whole=whole, curves=curves)
 
 
 @dataclass(frozen=True)
@@ -377,14 +441,12 @@ class BandSums:
     Attributes:
         rows: Sums of W over each query's keys, ``(..., heads, n)``.
         columns: Sums of W over each key's queries, ``(..., heads, n)``.
-        totals: Sums of each dimension's part, ``(..., heads, d)``.
         products: Sums of each dimension's part times W, ``(..., heads, d)``; their sum is the sum of squares.
         reach: Sum of W² over the whole triangle, ``(..., heads)``: the scale of rounding errors.
     """
 
     rows: Tensor
     columns: Tensor
-    totals: Tensor
     products: Tensor
     reach: Tensor
 
@@ -414,8 +476,15 @@ def band_sums(q: Tensor, k: Tensor, width: int) -> BandSums:
     far = _triangle(q[..., width:, :], k[..., : n - width, :])
     whole.rows[..., width:] -= far.rows
     whole.columns[..., : n - width] -= far.columns
-    products = whole.products - far.products
-    return BandSums(whole.rows, whole.columns, whole.totals - far.totals, products, whole.reach)
+    return BandSums(whole.rows, whole.columns, whole.products - far.products, whole.reach)
+
+
+def band_totals(q: Tensor, k: Tensor, width: int) -> Tensor:
+    """Return sums of each dimension's part of the logits, ``(..., heads, d)``; arguments as for :func:`band_sums`."""
+    through = k.cumsum(-2)
+    if width < k.shape[-2]:
+        through = torch.cat([through[..., :width, :], through[..., width:, :] - through[..., :-width, :]], -2)
+    return (q * through[..., None, :, :]).sum(-2)
 
 
 def _triangle(q: Tensor, k: Tensor) -> BandSums:
@@ -423,24 +492,27 @@ def _triangle(q: Tensor, k: Tensor) -> BandSums:
     lead = k.shape[:-2]
     size = min(n, max(64, d))  # work inside a chunk grows with it, work between chunks shrinks
     chunks = -(-n // size)
-    pad = chunks * size - n
-    # Padded tokens are zero and do not change the sums.
-    q = torch.nn.functional.pad(q, (0, 0, 0, pad)).view(*lead, heads, chunks, size, d)
-    k = torch.nn.functional.pad(k, (0, 0, 0, pad)).view(*lead, 1, chunks, size, d)
-    inside = (q @ k.mT).tril_()  # (..., heads, chunks, size, size)
+    if pad := chunks * size - n:  # padded tokens are zero and do not change the sums
+        q, k = torch.nn.functional.pad(q, (0, 0, 0, pad)), torch.nn.functional.pad(k, (0, 0, 0, pad))
+    grouped = (*lead, chunks, heads, size, d)
+    # Heads that share keys are adjacent, so that no product repeats its keys.
+    q = q.view(*lead, heads, chunks, size, d).transpose(-4, -3).reshape(*lead, chunks, heads * size, d)
+    k = k.reshape(*lead, chunks, size, d)
+    inside = (q @ k.mT).view(*grouped[:-1], size).tril_()
     key_sums = k.sum(-2)
-    before = key_sums.cumsum(-2) - key_sums  # (..., 1, chunks, d): keys of earlier chunks
-    query_sums = q.sum(-2)
-    after = query_sums.sum(-2, keepdim=True) - query_sums.cumsum(-2)  # (..., heads, chunks, d): queries of later chunks
+    before = key_sums.cumsum(-2) - key_sums  # (..., chunks, d): keys of earlier chunks
+    query_sums = q.view(grouped).sum(-2)
+    after = query_sums.sum(-3, keepdim=True) - query_sums.cumsum(-3)  # (..., chunks, heads, d): queries of later chunks
     gram = k.mT @ k
-    gram = gram.cumsum(-3) - gram  # (..., 1, chunks, d, d)
-    rows = inside.sum(-1) + (q @ before[..., None])[..., 0]
-    columns = inside.sum(-2) + (k @ after[..., None])[..., 0]
-    products = (q * (inside @ k + q @ gram)).sum((-3, -2))
+    gram = gram.cumsum(-3) - gram  # (..., chunks, d, d)
+    rows = inside.sum(-1) + (q @ before[..., None]).view(grouped[:-1])
+    columns = inside.sum(-2) + after @ k.mT
+    parts = inside.view(*q.shape[:-1], size) @ k
+    parts += q @ gram
+    products = (parts.mul_(q)).view(grouped).sum((-4, -2))
     return BandSums(
-        rows=rows.flatten(-2)[..., :n],
-        columns=columns.flatten(-2)[..., :n],
-        totals=(q * (k.cumsum(-2) + before[..., None, :])).sum((-3, -2)),
+        rows=rows.transpose(-3, -2).flatten(-2)[..., :n],
+        columns=columns.transpose(-3, -2).flatten(-2)[..., :n],
         products=products,
         reach=products.sum(-1),
     )
@@ -448,6 +520,13 @@ def _triangle(q: Tensor, k: Tensor) -> BandSums:
 
 def _check(q: Tensor, k: Tensor, window: int | None) -> int:
     """Check queries ``(heads, n, d)`` and keys ``(kv_heads, n, d)``, and return the number of distances."""
+    width = _distances(q, k, window)
+    check_finite(q, k)
+    return width
+
+
+def _distances(q: Tensor, k: Tensor, window: int | None) -> int:
+    """Return the number of distances of queries and keys of shapes that fit together."""
     check_heads(q, k)
     if q.shape[1:] != k.shape[1:]:
         raise MeasureError(f"q {tuple(q.shape)} and k {tuple(k.shape)} must have the same n and d")
@@ -456,5 +535,4 @@ def _check(q: Tensor, k: Tensor, window: int | None) -> int:
         raise MeasureError(f"{n} tokens are too few for planes: at least 4 are needed")
     if window is not None and window < 3:
         raise MeasureError(f"window={window} leaves too few distances: at least 3 are needed")
-    check_finite(q, k)
     return n if window is None else min(n, window)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -36,9 +36,9 @@ from wherewhat.measures.axes.fit import band_width, fit_axes
 from wherewhat.measures.axes.margins import bilinear_margins
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.split import LEAST_DOCUMENTS, SplitConfig
-from wherewhat.measures.split.statistics import Estimate, Others, PositionSums, jackknife_error
+from wherewhat.measures.split.statistics import Estimate, Others, PositionSums, check_vectors, jackknife_error
 from wherewhat.measures.tensors import check_single_text, defined
-from wherewhat.scores import Column, Scores, without
+from wherewhat.scores import Column, Scores, on_cpu, without
 
 
 @dataclass(frozen=True)
@@ -77,38 +77,42 @@ class LogitSums:
         """Start with no documents; only distances below ``window`` are used."""
         self._window = window
         self._squares = partial(squares, window=window)
-        self._terms: list[Tensor] = []  # per document: pc, cp, cc, and with means pp, pc, cp, (6, heads)
-        self._whole: list[Tensor] = []  # per document: all logits, their three axes, their distance curve, (3, heads)
+        self._terms: list[Tensor] = []  # pc, cp, cc, and with means pp, pc, cp, (some documents, 6, heads)
+        self._whole: list[Tensor] = []  # all logits, their three axes, their distance curve, (some documents, 3, heads)
         self._position: list[Tensor] = []  # the same of position · position, without the document
 
     def add(self, q: Tensor, k: Tensor, others: tuple[Others, Others], flat: tuple[Tensor, Tensor]) -> None:
-        """Add a document.
+        """Add some documents.
 
         Args:
-            q: Its queries after rotation, ``(heads, n, d)``.
-            k: Its keys, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
+            q: Their queries after rotation, ``(documents, heads, n, d)``.
+            k: Their keys, ``(documents, kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
             others: Position parts of queries and keys estimated from the other documents, after rotation.
             flat: Means of these over positions, after rotation.
         """
-        q, k = q.double(), k.double()
-        of_q, of_k = others
+        documents = len(q)
+        # Heads of all documents are one dimension.
+        q, k, flat_q, flat_k = (x.flatten(0, 1).double() for x in (q, k, *flat))
+        of_q, of_k = (Others(x.mean.flatten(0, 1), x.noise.flatten(0, 1)) for x in others)
         content_q, content_k = Others(q - of_q.mean, -of_q.noise), Others(k - of_k.mean, -of_k.noise)
         terms = [_real_part(self._squares, *pair) for pair in ((of_q, content_k), (content_q, of_k))]
         terms.append(_real_part(self._squares, content_q, content_k))
-        flat_q, flat_k = (x.double() for x in flat)
         terms.append(self._squares(flat_q, flat_k))
         terms.append(self._squares(flat_q, content_k.mean) - self._squares(flat_q, content_k.noise))
         terms.append(self._squares(content_q.mean, flat_k) - self._squares(content_q.noise, flat_k))
-        self._terms.append(torch.stack(terms))
-        self._whole.append(self._explained(q, k))
-        self._position.append(_real_part(self._explained, of_q, of_k))
+        for sums, values in (
+            (self._terms, torch.stack(terms)),
+            (self._whole, self._explained(q, k)),
+            (self._position, _real_part(self._explained, of_q, of_k)),
+        ):
+            sums.append(torch.unflatten(values, -1, (documents, -1)).transpose(0, 1))
 
     def split(self) -> LogitSplit:
         """Return the shares."""
-        count = len(self._terms)
+        whole, terms, position = (torch.cat(x) for x in (self._whole, self._terms, self._position))
+        count = len(terms)
         if count < LEAST_DOCUMENTS:
             raise MeasureError(f"logits of {count} documents cannot be split: at least {LEAST_DOCUMENTS} are needed")
-        whole, terms, position = (torch.stack(x) for x in (self._whole, self._terms, self._position))
         totals = _positive(whole.sum(0))  # (3, heads)
         rest = _positive(whole.sum(0) - whole)  # (documents, 3, heads)
         shares = terms.sum(0) / totals[0]
@@ -134,7 +138,7 @@ class LogitSums:
 
     def _explained(self, q: Tensor, k: Tensor) -> Tensor:
         """Return centred squares of the logits, of their three-axis fit and of their distance curve, ``(3, heads)``."""
-        fit = fit_axes(q, k, window=self._window)
+        fit = fit_axes(q, k, window=self._window, check=False)
         squares = torch.stack([fit.tss, fit.tss - fit.sse, fit.tss * fit.r_subset["a"].square()])
         return torch.where(fit.r.isnan(), 0.0, squares)  # the squares of constant logits are rounding
 
@@ -148,18 +152,17 @@ def logit_split(q: Tensor, k: Tensor, *, window: int | None = None) -> LogitSpli
         window: Only distances below this.
     """
     sums_q, sums_k, logits = PositionSums(len(q)), PositionSums(len(k)), LogitSums(window=window)
-    for of_q, of_k in zip(q, k, strict=True):
-        sums_q.add(of_q)
-        sums_k.add(of_k)
-    for of_q, of_k in zip(q, k, strict=True):
-        others = sums_q.compare(of_q), sums_k.compare(of_k)
-        logits.add(of_q, of_k, others, (flattened(others[0].mean), flattened(others[1].mean)))
+    check_vectors(q, k)
+    sums_q.add(q)
+    sums_k.add(k)
+    others = sums_q.compare(q), sums_k.compare(k)
+    logits.add(q, k, others, (flattened(others[0].mean), flattened(others[1].mean)))
     return logits.split()
 
 
 def flattened(x: Tensor) -> Tensor:
-    """Return ``(heads, n, d)`` with its mean over positions at every position."""
-    return x.mean(1, keepdim=True).expand_as(x)
+    """Return ``(..., n, d)`` with its mean over positions at every position."""
+    return x.mean(-2, keepdim=True).expand_as(x)
 
 
 def squares(q: Tensor, k: Tensor, *, window: int | None = None) -> Tensor:
@@ -168,7 +171,7 @@ def squares(q: Tensor, k: Tensor, *, window: int | None = None) -> Tensor:
     For ``q`` ``(heads, n, d)`` and ``k`` ``(kv_heads, n, d)``, and only distances below ``window``.
     """
     n = q.shape[1]
-    margins, by_query, by_key = bilinear_margins(q, k, min(n, window or n), dtype=torch.float64)
+    margins, by_query, by_key = bilinear_margins(q, k, min(n, window or n), dtype=torch.float64, diagonals=False)
     band = margins.band
     # q_i · k_j = matrix of the margins + by_query[i] + by_key[j]; subtracting a constant does not change the result.
     by_query = by_query - by_query.mean(-1, keepdim=True)
@@ -194,6 +197,10 @@ _LEAST_TOKENS = 4
 """Smallest number of tokens for a three-axis fit."""
 
 
+_ENTRIES = {"cpu": 2**20, "cuda": 2**26}
+"""Entries of the queries of all documents processed at a time, where they are in one pass."""
+
+
 class LayerSplit:
     """Sums over documents for one layer, in two passes.
 
@@ -207,38 +214,36 @@ class LayerSplit:
         self._groups = 1
 
     def first(self, attention: LayerAttention) -> None:
-        """Add a document in the first pass."""
-        check_single_text(attention)
+        """Add the documents of a layer in the first pass."""
+        check_single_text(attention.text(0))
         self._groups = attention.heads // attention.kv_heads
-        self._q.add(attention.q[0, :, self._skip :])
-        self._k.add(attention.k[0, :, self._skip :])
+        self._q.add(attention.q[:, :, self._skip :])
+        self._k.add(attention.k[:, :, self._skip :])
 
     def second(self, attention: LayerAttention) -> None:
-        """Add the same document in the second pass, when the position parts are known."""
-        of_q = self._q.compare(attention.q[0, :, self._skip :])
-        of_k = self._k.compare(attention.k[0, :, self._skip :])
+        """Add the same documents in the second pass, when the position parts are known."""
+        of_q = self._q.compare(attention.q[:, :, self._skip :])
+        of_k = self._k.compare(attention.k[:, :, self._skip :])
         if self._logits is None:
-            self._logits = LogitSums(window=band_width(attention))
+            self._logits = LogitSums(window=band_width(attention.text(0)))
+        positions = attention.positions.reshape(-1, attention.m)[0, self._skip :]
 
         def rotated(x: Tensor) -> Tensor:
-            """Rotate vectors ``(heads, n, d)`` as the layer does; rotation is linear, so parts rotate separately."""
-            if attention.rotation is None:
-                return x
-            positions = attention.positions.reshape(-1, attention.m)[0, self._skip :]
-            return attention.rotation.rotate(x, positions)
+            """Rotate vectors ``(..., n, d)`` as the layer does; rotation is linear, so parts rotate separately."""
+            return x if attention.rotation is None else attention.rotation.rotate(x, positions)
 
         self._logits.add(
-            attention.rot_q[0, :, self._skip :],
-            attention.rot_k[0, :, self._skip :],
+            attention.rot_q[:, :, self._skip :],
+            attention.rot_k[:, :, self._skip :],
             (Others(rotated(of_q.mean), rotated(of_q.noise)), Others(rotated(of_k.mean), rotated(of_k.noise))),
             (rotated(flattened(of_q.mean)), rotated(flattened(of_k.mean))),
         )
 
-    def scores(self, layer: int) -> tuple[Scores, dict[str, Tensor]]:
-        """Return the layer's scores, and the estimates with a jackknife error without each document."""
+    def scores(self, layer: int) -> Scores:
+        """Return the layer's scores, with the estimates without each document as curves."""
         assert self._logits is not None
-        estimates: dict[str, Estimate] = {}
         heads: dict[str, Tensor] = {}
+        estimates: dict[str, Estimate] = {}
         for name, share, groups in (("q", self._q.share(), 1), ("k", self._k.share(), self._groups)):
             both = (share.share.value, share.share.left_out)
             estimates[f"{name}_position"] = Estimate(*(x.repeat_interleave(groups, -1) for x in both))
@@ -252,40 +257,97 @@ class LayerSplit:
         estimates |= {"axes_pp": split.axes_pp, "distance_pp": split.distance_pp}
         for name, estimate in estimates.items():
             heads |= {name: estimate.value, f"{name}_se": estimate.error}
-        left_out = {name: estimate.left_out.cpu() for name, estimate in estimates.items()}
-        heads = {name: values.cpu() for name, values in heads.items()}
-        return Scores(layer=layer, heads=heads, whole=errors_of_means(left_out)), left_out
+        axes = ("document", "head")
+        curves = {without(name): Column(estimate.left_out, axes) for name, estimate in estimates.items()}
+        return Scores(layer=layer, heads=heads, curves=curves)
 
 
-def errors_of_means(left_out: dict[str, Tensor]) -> dict[str, float]:
-    """Return standard errors of means over heads, from leave-one-out estimates ``(documents, heads)``."""
-    return defined({f"{name}_se": float(jackknife_error(values.nanmean(-1))) for name, values in left_out.items()})
+def split_layer(attention: LayerAttention, config: SplitConfig) -> Scores:
+    """Split a layer of one pass over all documents, as :meth:`LayerSplit.scores` returns it."""
+    _check_documents(attention.texts, [attention.n], config)
+    groups = attention.heads // attention.kv_heads
+    per_key_head = attention.texts * groups * attention.n * attention.rot_q.shape[-1]
+    step = max(1, _ENTRIES.get(attention.rot_q.device.type, 2**20) // per_key_head)
+    parts: list[Scores] = []
+    for start in range(0, attention.kv_heads, step):
+        sums = LayerSplit(attention.texts, skip=config.skip)
+        heads = attention
+        if step < attention.kv_heads:
+            queries = slice(start * groups, (start + step) * groups)
+            rot_k = attention.rot_k[:, start : start + step]
+            heads = replace(attention, rot_q=attention.rot_q[:, queries], rot_k=rot_k)
+        sums.first(heads)
+        sums.second(heads)
+        parts.append(sums.scores(attention.layer))
+    return Scores(
+        layer=attention.layer,
+        heads={name: torch.cat([part.heads[name] for part in parts]) for name in parts[0].heads},
+        curves={
+            name: Column(torch.cat([part.curves[name].values for part in parts], -1), column.axes)
+            for name, column in parts[0].curves.items()
+        },
+    )
 
 
-def split_documents(subject: Subject, documents: Sequence[Tensor], config: SplitConfig) -> Scores:
-    """Split queries, keys and logits of a model into position and content over documents of one length.
+def joined(layers: Sequence[Scores]) -> Scores:
+    """Return the scores of a model from those of its layers, with errors of means over heads.
 
-    The model runs on every document ``(n,)`` twice. Memory is 2 · (heads + kv_heads) · n · d float64 numbers per layer,
-    independent of the number of documents.
+    Of the estimates without each document, means over all heads are kept.
     """
-    if len(documents) < LEAST_DOCUMENTS:
+    ordered = sorted(layers, key=lambda scores: scores.layer)
+    of_layers = [{name: column.values for name, column in layer.curves.items()} for layer in ordered]
+    all_heads = {name: torch.cat([x[name] for x in of_layers], -1) for name in (of_layers[0] if of_layers else {})}
+    return Scores(
+        layers=[
+            Scores(layer=layer.layer, heads=layer.heads, whole=_errors(left_out))
+            for layer, left_out in zip(ordered, of_layers, strict=True)
+        ],
+        whole=_errors(all_heads),
+        curves={name: Column(x.nanmean(-1), ("document",)) for name, x in all_heads.items()},
+    )
+
+
+def _errors(left_out: dict[str, Tensor]) -> dict[str, float]:
+    """Return standard errors of means over heads, from estimates ``(documents, heads)`` without each document."""
+    ending = without("")
+    return defined(
+        {f"{name.removesuffix(ending)}_se": float(jackknife_error(x.nanmean(-1))) for name, x in left_out.items()}
+    )
+
+
+def _check_documents(count: int, lengths: Sequence[int], config: SplitConfig) -> None:
+    """Raise an error for too few documents, and for lengths that differ or are too short."""
+    if count < LEAST_DOCUMENTS:
         raise MeasureError(
-            f"documents={len(documents)} cannot be split: at least {LEAST_DOCUMENTS} are needed, 8 or more are better"
+            f"documents={count} cannot be split: at least {LEAST_DOCUMENTS} are needed, 8 or more are better"
         )
-    lengths = sorted({len(ids) for ids in documents})
-    if len(lengths) > 1:
-        raise MeasureError(f"documents have from {lengths[0]} to {lengths[-1]} tokens: cut all to one length")
+    if min(lengths) < max(lengths):
+        raise MeasureError(f"documents have from {min(lengths)} to {max(lengths)} tokens: cut all to one length")
     if lengths[0] - config.skip < _LEAST_TOKENS:
         raise MeasureError(
             f"skip is {config.skip}, but the texts have only {lengths[0]} tokens: at least {_LEAST_TOKENS} must be left"
         )
+
+
+def split_documents(subject: Subject, documents: Sequence[Tensor], config: SplitConfig, *, together: int = 1) -> Scores:
+    """Split queries, keys and logits of a model into position and content over documents of one length.
+
+    The model runs on every document ``(n,)`` twice, on ``together`` of them at a time. Memory is
+    2 · (heads + kv_heads) · n · d float64 numbers per layer, independent of the number of documents.
+    """
+    _check_documents(len(documents), [len(ids) for ids in documents], config)
     layers: dict[int, LayerSplit] = defaultdict(lambda: LayerSplit(len(documents), skip=config.skip))
-    for ids in documents:
-        subject.run(ids[None], lambda attention: layers[attention.layer].first(attention))
-    for ids in documents:
-        subject.run(ids[None], lambda attention: layers[attention.layer].second(attention))
-    by_layer = {index: layers[index].scores(index) for index in sorted(layers)}
-    names = next(iter(by_layer.values()))[1] if by_layer else {}
-    left_out = {name: torch.cat([of_layer[name] for _, of_layer in by_layer.values()], -1) for name in names}
-    means = {without(name): Column(values.nanmean(-1), ("document",)) for name, values in left_out.items()}
-    return Scores(layers=[scores for scores, _ in by_layer.values()], whole=errors_of_means(left_out), curves=means)
+    batches = [torch.stack(list(documents[i : i + together])) for i in range(0, len(documents), together)]
+    finite: list[Tensor] = []
+
+    def first(attention: LayerAttention) -> None:
+        finite.extend(x.isfinite().all() for x in (attention.rot_q, attention.rot_k))
+        layers[attention.layer].first(attention)
+
+    for ids in batches:
+        subject.run(ids, first)
+    if not all(map(bool, finite)):  # read after the pass: reading waits for a GPU
+        raise MeasureError("vectors hold NaN or Inf: the model's activations overflow")
+    for ids in batches:
+        subject.run(ids, lambda attention: layers[attention.layer].second(attention))
+    return joined(on_cpu([Scores(layers=[layers[index].scores(index) for index in sorted(layers)])])[0].layers)

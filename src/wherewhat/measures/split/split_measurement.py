@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from wherewhat.measures.measurement import DocumentsMeasurement, Subject, Text
 from wherewhat.measures.split import LEAST_DOCUMENTS, SplitConfig
 from wherewhat.scores import SHARE, Metric, Scores
+
+if TYPE_CHECKING:
+    from wherewhat.captures.attention import LayerAttention
 
 
 def _estimate(name: str, title: str, reading: str, *, mean: str = "") -> Metric:
@@ -94,3 +98,15 @@ class SplitMeasurement(DocumentsMeasurement):
         from wherewhat.measures.split.logits import split_documents
 
         return split_documents(subject, [text.ids[0] for text in texts], config)
+
+    def measure_layer(self, layer: LayerAttention, config: SplitConfig) -> Scores:
+        """Return the scores of one layer of a pass over all texts."""
+        from wherewhat.measures.split.logits import split_layer
+
+        return split_layer(layer, config)
+
+    def joined(self, layers: Sequence[Scores]) -> Scores:
+        """Return the scores of the model from those of its layers."""
+        from wherewhat.measures.split.logits import joined
+
+        return joined(layers)

@@ -75,7 +75,7 @@ class PositionShare:
 
 @dataclass(frozen=True)
 class Others:
-    """A position part estimated from all documents but one, with a sample of its noise.
+    """Position parts estimated from all documents but one, with a sample of their noise, for each document left out.
 
     Over m documents, ``mean`` is the mean and ``noise`` is Σ_s w_s x_s / m with weights that sum to zero and whose
     squares sum to m. So ``mean + i · noise`` contains the position part once, and the content of document s with the
@@ -83,8 +83,8 @@ class Others:
     of the contents cancel, and the expectation of its real part is that of the true position parts.
 
     Attributes:
-        mean: Real part, ``(heads, n, d)``.
-        noise: Imaginary part, ``(heads, n, d)``.
+        mean: Real part, ``(documents, heads, n, d)``.
+        noise: Imaginary part, ``(documents, heads, n, d)``.
     """
 
     mean: Tensor
@@ -94,65 +94,57 @@ class Others:
 class PositionSums:
     """Sums over documents in two passes, in memory for 2 · heads · n · d float64 numbers.
 
-    First :meth:`add` every document, then :meth:`compare` every document in the same order.
+    First :meth:`add` all documents, then :meth:`compare` all documents in the same order, any number at a time.
     """
 
     def __init__(self, documents: int) -> None:
         """Start with no documents, given their number."""
         if documents < 2:
             raise MeasureError(f"documents={documents} cannot be split: at least 2 are needed, 8 or more are better")
-        # Weights of documents in the noise: they sum to 0, their squares to the number of documents. They vary slowly
-        # in t, so that texts that alternate between two sources do not get opposite weights.
-        self._weights = [math.sqrt(2) * math.cos(math.tau * t / documents + math.pi / 6) for t in range(documents)]
+        self._documents = documents
         self._total: Tensor | None = None
         self._noise: Tensor | None = None
-        self._means: list[Tensor] = []  # per document, (heads, d)
-        self._squares: list[Tensor] = []  # per document, around its mean, (heads,)
-        self._with_all: list[Tensor] = []  # per document, products with the sum over documents, (heads,)
-
-    @property
-    def documents(self) -> int:
-        """Number of documents added."""
-        return len(self._means)
+        self._means: list[Tensor] = []  # (some documents, heads, d)
+        self._squares: list[Tensor] = []  # around the document's mean, (some documents, heads)
+        self._with_all: list[Tensor] = []  # products with the sum over documents, (some documents, heads)
 
     def add(self, x: Tensor) -> None:
-        """Add a document's vectors ``(heads, n, d)`` in the first pass."""
-        if not bool(x.isfinite().all()):
-            raise MeasureError("vectors hold NaN or Inf: the model's activations overflow")
+        """Add vectors ``(documents, heads, n, d)`` of some documents in the first pass."""
         x = x.double()
-        mean = x.mean(1)
-        if self._total is None or self._noise is None:
-            self._total, self._noise = torch.zeros_like(x), torch.zeros_like(x)
-        if self._total.shape != x.shape:
+        if self._total is not None and self._total.shape != x.shape[1:]:
             raise MeasureError(
-                f"a document's vectors are {tuple(x.shape)} after {tuple(self._total.shape)}: cut all to one length"
+                f"a document's vectors are {tuple(x.shape[1:])} after {tuple(self._total.shape)}: cut all to one length"
             )
-        self._total += x
-        self._noise.add_(x, alpha=self._weights[self.documents])
+        mean = x.mean(2)
+        weights = self._weights(_count(self._means), len(x), x.device)
+        total, noise = x.sum(0), (weights @ x.flatten(1)).view(x.shape[1:])
+        self._total = total if self._total is None else self._total + total
+        self._noise = noise if self._noise is None else self._noise + noise
         self._means.append(mean)
-        self._squares.append((x - mean[:, None]).square().sum((1, 2)))
+        self._squares.append((x - mean[:, :, None]).square_().sum((2, 3)))
 
     def compare(self, x: Tensor) -> Others:
-        """Add a document's vectors ``(heads, n, d)`` in the second pass; return the other documents' position part.
+        """Add vectors of some documents in the second pass; return the position parts of the others for each.
 
         With two documents the noise of the only other one is unknown, and NaN.
         """
-        index = len(self._with_all)
         total, noise = self._sums()
         x = x.double()
-        centred = total - torch.stack(self._means).sum(0)[:, None]
-        self._with_all.append(((x - self._means[index][:, None]) * centred).sum((1, 2)))
-        rest, weight = self.documents - 1, self._weights[index]
+        first, rest = _count(self._with_all), self._documents - 1
+        means = torch.cat(self._means)
+        centred = total - means.sum(0)[:, None]
+        self._with_all.append(((x - means[first : first + len(x), :, None]) * centred).sum((2, 3)))
+        weights = self._weights(first, len(x), x.device)[:, None, None, None]
         others = total - x
         # Without one document the weights neither sum to zero nor have squares that sum to the number.
-        left = 1 - weight**2 / rest if rest > 1 else math.nan
-        factor = math.sqrt(rest / (left * self.documents))
-        return Others(others / rest, factor / rest * (noise - weight * x + weight / rest * others))
+        left = 1 - weights.square() / rest if rest > 1 else torch.full_like(weights, torch.nan)
+        factor = (rest / (left * self._documents)).sqrt()
+        return Others(others / rest, factor / rest * (noise - weights * x + weights / rest * others))
 
     def share(self) -> PositionShare:
         """Return the share of position in the variance, after both passes over all documents."""
-        count, n = self.documents, self._sums()[0].shape[1]
-        means, squares, with_all = (torch.stack(x) for x in (self._means, self._squares, self._with_all))
+        count, n = self._documents, self._sums()[0].shape[1]
+        means, squares, with_all = (torch.cat(x) for x in (self._means, self._squares, self._with_all))
         offsets = (means - means.mean(0)).square().sum(-1) * n  # (documents, heads)
         total = squares.sum(0)
         common = with_all.sum(0)  # Σ_i |Σ_t y[t, i]|²
@@ -178,15 +170,33 @@ class PositionSums:
         assert self._noise is not None
         return self._total, self._noise
 
+    def _weights(self, first: int, count: int, device: torch.device) -> Tensor:
+        """Return weights of documents in the noise: they sum to 0, their squares to the number of documents.
+
+        They vary slowly in t, so that texts that alternate between two sources do not get opposite weights.
+        """
+        t = torch.arange(first, first + count, dtype=torch.float64, device=device)
+        return math.sqrt(2) * (math.tau / self._documents * t + math.pi / 6).cos()
+
+
+def _count(parts: list[Tensor]) -> int:
+    """Return the number of documents in tensors ``(some documents, ...)``."""
+    return sum(map(len, parts))
+
 
 def position_share(x: Tensor) -> PositionShare:
     """Return the share of position in the variance of the vectors ``(documents, heads, n, d)`` of every document."""
     sums = PositionSums(len(x))
-    for document in x:
-        sums.add(document)
-    for document in x:
-        sums.compare(document)
+    check_vectors(x)
+    sums.add(x)
+    sums.compare(x)
     return sums.share()
+
+
+def check_vectors(*vectors: Tensor) -> None:
+    """Raise an error for vectors that are not finite."""
+    if not all(bool(x.isfinite().all()) for x in vectors):
+        raise MeasureError("vectors hold NaN or Inf: the model's activations overflow")
 
 
 def _share(common: Tensor, within: Tensor, between: Tensor, count: int) -> Tensor:
