@@ -4,11 +4,15 @@
     python benchmarks/ledger.py --shape 8B --json ledger.json      # a random Llama of 8 billion weights on a GPU
     python benchmarks/ledger.py --measurement axes --tokens 2048
 
-Measurements are those that are declared, with their default options. A plain pass is the model on one document without
-cache and with the logits of all tokens. Pass and measurement take turns, document by document; the cost is the median
-of their ratios. Beside it stands the floor: the passes that the measurement runs, counted at the model's blocks, so
-that a pass that starts at a later block or has fewer tokens counts as its part of a pass. Control models are not
-included; each costs the same again.
+Measurements are those that are declared, with their default options, from the request to the files of the finished run;
+the model is loaded and verified before. A plain pass is the model on all documents, in the batches of the measurement,
+without cache and with all logits. Pass and measurement take turns; the cost is the median of their ratios.
+Beside it stands the floor: the passes that the measurement runs, counted at the model's blocks, so that a pass that
+starts at a later block or has fewer tokens counts as its part of a pass. Control models are not included; each costs
+the same again. ``prompts`` and ``choices`` are measured without files, one prompt or question at a time.
+
+The last rows are all measurements of layers together, in shared passes, and a whole report: excerpt, all measurements
+as a report runs them, its control models and the page; there the model is loaded and verified again.
 
 Times on the CPU are processor seconds. On a busy machine, set OMP_NUM_THREADS=1: threads that wait for others would
 count. Peak memory on the CPU is that of the process, on Linux and with MIMALLOC_PURGE_DELAY=0: otherwise torch's
@@ -25,6 +29,7 @@ import platform
 import re
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,32 +42,33 @@ from torch import Tensor, nn
 
 from llama import SHAPES, random_llama
 from swaps import timed
-from wherewhat.captures.proof import Proof, prove
+from wherewhat.captures.proof import Proof
 from wherewhat.errors import WherewhatError
 from wherewhat.measures.measurement import (
     Choices,
     ChoicesMeasurement,
-    DocumentsMeasurement,
-    Measurement,
     QuestionMeasurement,
     Text,
-    defines,
     find_measurement,
-    measure_text,
     measurements,
 )
 from wherewhat.models.loaded import LoadedModel, evaluation
-from wherewhat.models.loader import load
 from wherewhat.models.memory import load_memory
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import build_config
-from wherewhat.runs.request import Input, Request, blank, model_inputs
-from wherewhat.runs.subject import ModelSubject
-from wherewhat.scores import Scores
+from wherewhat.report.report import make_report
+from wherewhat.runs.execution import LastModel, run_together
+from wherewhat.runs.request import Input, MemoryModel, ModelRequest, Request, blank, model_inputs
+from wherewhat.runs.subject import ModelSubject, texts_at_once
 from wherewhat.text.documents import Document, read_documents
 
 MOST = 60
 """Number of passes above which the documentation states a reason."""
+
+TOGETHER, REPORT = "together", "report"
+"""Rows of several measurements: those of layers in shared passes, and a whole report."""
+
+_TOGETHER = ("axes", "distance", "planes", "heads", "attention")
 
 _ALTERNATIVE = 8
 """Tokens of each alternative of a question."""
@@ -73,24 +79,26 @@ def main() -> int:
     options = _arguments()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    loaded = _model(options)
-    proof = prove(loaded.model)
+    models, request = LastModel(), _model(options)
+    loaded = models.loaded(request)
+    subject = ModelSubject(loaded, models.proof())
     documents = _documents(options, loaded)
-    names = options.measurement or list(measurements())
+    names = options.measurement or [*measurements(), TOGETHER, REPORT]
     result = _stored(options, _settings(options, loaded))
     print(f"{'measurement':12} {'passes':>8} {'run':>8} {'ratio':>6} {'seconds':>9} {'memory MiB':>11}")
     for number, name in enumerate(names, 1):
         print(f"{number} of {len(names)}: {name}", file=sys.stderr, flush=True)
         result["skipped"].pop(name, None)
         try:
-            row = measured(find_measurement(name), ModelSubject(loaded, proof), documents, options)
+            row = measured(subject, _work(name, subject, models, request, documents, options), options)
         except WherewhatError as error:
             result["skipped"][name] = str(error)
             print(f"{name:12} skipped: {error}", flush=True)
             continue
         result["measurements"][name] = row
+        floor = f"{row['floor']:8.2f} {row['ratio']:6.2f}" if row["floor"] is not None else " " * 15
         print(
-            f"{name:12} {row['passes']:8.2f} {row['floor']:8.2f} {row['ratio']:6.2f} {row['seconds']:9.3f} "
+            f"{name:12} {row['passes']:8.2f} {floor} {row['seconds']:9.3f} "
             f"{'' if row['memory_mib'] is None else format(row['memory_mib'], '11,.0f')}"
             f"{f'  (above {MOST} passes)' if row['passes'] > MOST else ''}",
             flush=True,
@@ -107,9 +115,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--measurement", nargs="+", help="only these measurements")
     parser.add_argument("--documents", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=512, help="tokens of each document")
-    parser.add_argument("--repeat", type=int, default=1, help="times that each document is measured")
+    parser.add_argument("--repeat", type=int, default=1, help="times that the documents are measured")
     parser.add_argument(
-        "--limit", type=float, help="seconds after which a measurement goes on to no further document; default: none"
+        "--limit", type=float, help="seconds for one document beyond which a measurement is timed on it alone"
     )
     parser.add_argument("--device", help="default: cpu, for a shape cuda")
     parser.add_argument("--dtype", help="default: float32, for a shape bfloat16")
@@ -121,12 +129,13 @@ def _arguments() -> argparse.Namespace:
     return options
 
 
-def _model(options: argparse.Namespace) -> LoadedModel:
-    """Return the model, in evaluation mode."""
+def _model(options: argparse.Namespace) -> ModelRequest | MemoryModel:
+    """Return the model to be loaded, in evaluation mode."""
     if not options.shape:
-        return load(options.model, device=options.device, dtype=options.dtype)
+        return ModelRequest(model=options.model, device=options.device, dtype=options.dtype)
     module = random_llama(options.shape, tokens=max(8192, options.tokens), device=options.device, dtype=options.dtype)
-    return load_memory(module, None, name=options.shape, weights="trained", seed=0, hashed=False)
+    loaded = load_memory(module, None, name=options.shape, weights="trained", seed=0)
+    return MemoryModel(module, model=options.shape, loaded=loaded)
 
 
 def _settings(options: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
@@ -178,102 +187,120 @@ def _documents(options: argparse.Namespace, loaded: LoadedModel) -> tuple[Docume
 
 @dataclass(frozen=True)
 class Work:
-    """One document, or all of them where they are measured together.
+    """Documents, and a function that measures them.
 
     Attributes:
-        ids: Token ids ``(1, n)`` of each document, for the plain pass.
+        ids: Token ids ``(documents, n)`` of each batch, for the plain pass.
         run: Measures them.
+        counted: Whether passes are counted; not where other models run as well.
     """
 
     ids: Sequence[Tensor]
-    run: Callable[[], Scores]
+    run: Callable[[], object]
+    counted: bool = True
 
 
-def measured(
-    measurement: Measurement, subject: ModelSubject, documents: tuple[Document, ...], options: argparse.Namespace
-) -> dict[str, Any]:
-    """Return cost, floor and memory of a measurement; see the top of this file."""
-    # Half of a text is beyond the trained length where a measurement needs that.
-    given = {"trained": options.tokens // 2} if hasattr(measurement.config, "trained") else {}
-    config = build_config(measurement.config, given)
+def measured(subject: ModelSubject, works: Sequence[Work], options: argparse.Namespace) -> dict[str, Any]:
+    """Return cost, floor and memory of a measurement; see the top of this file.
+
+    Of several works the first is measured alone if it takes longer than the limit.
+    """
     model, cuda = subject.loaded.model, options.device.startswith("cuda")
-    works = list(_works(measurement, subject, documents, config, options))
     counter = PassCounter(model, subject.proof)
     pairs: list[tuple[float, float]] = []
     floors: list[float] = []
-    scores: list[Scores] = []
-    peaks = (None, None)
+    peaks: tuple[float | None, float | None] = (None, None)
 
     def plain(work: Work) -> None:
         for ids in work.ids:
             with torch.no_grad():
                 model(input_ids=ids.to(options.device), use_cache=False)
 
-    def measure(work: Work) -> None:
-        scores.append(work.run())
-
+    slow = options.limit is not None and timed(works[0].run, options.device) > options.limit
+    work = works[0] if slow else works[-1]
     with new_process_settings(weight_dtypes(model)), evaluation(model):
         if cuda:  # kernels are compiled, graphs recorded and memory reserved once per shape
-            works[0].run()
-            plain(works[0])
+            work.run()
+            work.run()
+            plain(work)
         for turn in range(options.repeat):
-            for number, work in enumerate(works):
-                first = turn == number == 0
-                with _peak(cuda, wanted=first) as plain_peak:
-                    alone = timed(partial(plain, work), options.device)
-                with _peak(cuda, wanted=first) as peak, counter:
-                    seconds = timed(partial(measure, work), options.device)
-                pairs.append((seconds, alone))
-                floors.append(counter.tokens / sum(ids.shape[1] for ids in work.ids))
-                peaks = (plain_peak[0], peak[0]) if first else peaks
-                if options.limit is not None and sum(ours for ours, _ in pairs) > options.limit:
-                    break
-        together = 0.0
-        if defines(measurement, "combine") and len(scores) >= len(works) > 1:
-            together = timed(lambda: measurement.combine(scores[: len(works)], config), options.device)
-    alone = statistics.median(one for _, one in pairs) * len(works)
-    passes = statistics.median(ours / one for ours, one in pairs) + together / alone
+            with _peak(cuda, wanted=turn == 0) as plain_peak:
+                alone = timed(partial(plain, work), options.device)
+            with _peak(cuda, wanted=turn == 0) as peak, counter:
+                seconds = timed(work.run, options.device)
+            pairs.append((seconds, alone))
+            floors.append(counter.tokens / sum(ids.numel() for ids in work.ids))
+            peaks = (plain_peak[0], peak[0]) if turn == 0 else peaks
+    passes = statistics.median(ours / alone for ours, alone in pairs)
     floor = statistics.median(floors)
     return {
         "passes": passes,
-        "floor": floor,
-        "ratio": passes / floor,
-        "seconds": statistics.median(ours for ours, _ in pairs) * len(works) + together,
-        "plain_seconds": alone,
+        "floor": floor if work.counted else None,
+        "ratio": passes / floor if work.counted else None,
+        "seconds": statistics.median(ours for ours, _ in pairs),
+        "plain_seconds": statistics.median(alone for _, alone in pairs),
         "plain_mib": peaks[0],
         "peak_mib": peaks[1],
-        "memory_mib": None if None in peaks else peaks[1] - peaks[0],
-        "documents": sum(len(work.ids) for work in works),
-        "timed": len(pairs) * len(works[0].ids),
+        "memory_mib": None if peaks[0] is None or peaks[1] is None else peaks[1] - peaks[0],
+        "documents": options.documents,
+        "timed": sum(len(ids) for ids in work.ids),
     }
 
 
-def _works(
-    measurement: Measurement,
+def _work(
+    name: str,
     subject: ModelSubject,
+    models: LastModel,
+    model: ModelRequest | MemoryModel,
     documents: tuple[Document, ...],
-    config: Any,
     options: argparse.Namespace,
-) -> Iterator[Work]:
-    """Yield the work of a measurement, on the documents or on prompts of its own."""
+) -> list[Work]:
+    """Return the work of a measurement on the first document and on all, or on one prompt or question."""
     loaded = subject.loaded
+    measurement = None if name in (TOGETHER, REPORT) else find_measurement(name)
+    config = None if measurement is None else build_config(measurement.config, {})
     if isinstance(measurement, QuestionMeasurement):
-        inputs = model_inputs(Request(measurement.name, beyond=True), measurement, config, loaded, [])
-        for made in inputs[:: max(1, len(inputs) // options.documents)][: options.documents]:
-            assert made.question is not None
-            yield Work([made.text.ids], partial(measurement.measure, subject, made.question, config))
-        return
-    texts = [made.text for made in _inputs(loaded, documents, options.tokens)]
+        inputs = model_inputs(Request(name, beyond=True), measurement, config, loaded, [])
+        chosen = inputs[:: max(1, len(inputs) // options.documents)][: options.documents]
+        return [Work([chosen[0].text.ids], partial(measurement.measure, subject, chosen[0].question, config))]
+    texts = [item.text for item in _inputs(loaded, documents, options.tokens)]
     if isinstance(measurement, ChoicesMeasurement):
-        shorter = _inputs(loaded, documents, options.tokens - _ALTERNATIVE)
-        for number, (text, made) in enumerate(zip(texts, shorter, strict=True)):
-            choices = _choices(loaded, texts, number, made.text)
-            yield Work([text.ids], partial(measurement.measure, subject, choices, config))
-    elif isinstance(measurement, DocumentsMeasurement):
-        yield Work([text.ids for text in texts], partial(measurement.measure, subject, texts, config))
-    else:
-        for text in texts:
-            yield Work([text.ids], partial(measure_text, measurement, subject, text, config))
+        (shorter,) = _inputs(loaded, documents[:1], options.tokens - _ALTERNATIVE)
+        choices = _choices(loaded, texts, 0, shorter.text)
+        return [Work([texts[0].ids], partial(measurement.measure, subject, choices, config))]
+    step = texts_at_once(loaded.model, options.tokens)
+    batches = [torch.cat([text.ids for text in texts[i : i + step]]) for i in range(0, len(texts), step)]
+    if name == REPORT:
+        return [Work(batches, partial(_report, model, documents, options), counted=False)]
+    names = _TOGETHER if name == TOGETHER else (name,)
+
+    def run(count: int) -> None:
+        requests = [
+            Request(
+                each,
+                model=model,
+                texts=documents[:count],
+                tokens=options.tokens,
+                beyond=True,
+                # Half of a text is beyond the trained length where a measurement needs that.
+                options={"trained": options.tokens // 2} if hasattr(find_measurement(each).config, "trained") else {},
+            )
+            for each in names
+        ]
+        with tempfile.TemporaryDirectory() as out:
+            for outcome in run_together(requests, out=Path(out), models=models):
+                if isinstance(outcome, WherewhatError):
+                    raise outcome
+
+    least = 1 if measurement is None else measurement.least_documents
+    return [Work([text.ids for text in texts[:least]], partial(run, least)), Work(batches, partial(run, len(texts)))]
+
+
+def _report(model: ModelRequest | MemoryModel, documents: tuple[Document, ...], options: argparse.Namespace) -> None:
+    """Make a report with its control models, from loading the model to the page."""
+    with tempfile.TemporaryDirectory() as out:
+        made = make_report([model], out=out, texts=documents, documents=len(documents), tokens=options.tokens)
+        made.write(Path(out) / "report.html")
 
 
 def _inputs(loaded: LoadedModel, documents: tuple[Document, ...], tokens: int) -> list[Input]:

@@ -287,4 +287,4 @@ def test_a_measurements_name_is_a_request(monkeypatch, tmp_path):
     monkeypatch.setattr("wherewhat.report.result.run_with_controls", run)
     with pytest.raises(WherewhatError, match="enough"):
         wherewhat.run("axes", out=tmp_path)
-    assert asked == [Request(measurement="axes")]
+    assert asked == [[Request(measurement="axes")]]

@@ -297,10 +297,12 @@ def on_cpu(scores: Sequence[Scores]) -> list[Scores]:
         held: tuple[Any, ...] = (*part.heads.values(), *columns, *part.whole.values())
         tensors |= {id(x): x for x in held if isinstance(x, torch.Tensor)}
     alike: dict[Any, list[Tensor]] = {}
-    for tensor in tensors.values():
-        if tensor.device.type != "cpu":
-            alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     copies: dict[int, Tensor] = {}
+    for tensor in tensors.values():
+        if tensor.device.type == "cpu":
+            copies[id(tensor)] = tensor.detach().cpu()
+        else:
+            alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     for group in alike.values():
         joined = torch.cat([x.detach().reshape(-1) for x in group]).cpu()
         pieces = torch.split(joined, [x.numel() for x in group])

@@ -13,7 +13,7 @@ import wherewhat.models.loader
 from wherewhat.errors import LoadError, TooLargeError
 from wherewhat.models.controls import shuffle_query_key
 from wherewhat.report.report import make_report
-from wherewhat.runs.execution import run_control, run_with_controls
+from wherewhat.runs.execution import run_controls, run_with_controls
 from wherewhat.runs.identity import KnownRuns
 from wherewhat.runs.request import ModelRequest, Request
 
@@ -55,11 +55,11 @@ def test_report_command(cli, model, text):
 
 def test_python(model, text, tmp_path):
     request = Request(measurement="axes", model=ModelRequest(model=model), files=(str(text),), tokens=24)
-    made = run_with_controls(request, ("random", "shuffled"), out=tmp_path)
+    made = run_with_controls([request], ("random", "shuffled"), out=tmp_path)[0]
     assert list(made.runs) == ["trained", "random"]
     assert made.left_out == {"shuffled": REASON}
     with pytest.raises(LoadError, match="quantised"):
-        run_with_controls(request.with_weights("shuffled"), ("random",), out=tmp_path)
+        run_with_controls([request.with_weights("shuffled")], ("random",), out=tmp_path)
 
 
 def refuse_to_load(*_, **__):
@@ -68,9 +68,9 @@ def refuse_to_load(*_, **__):
 
 def test_a_control_that_cannot_be_made_is_not_tried_again(model, text, tmp_path, monkeypatch):
     request = Request(measurement="axes", model=ModelRequest(model=model), files=(str(text),), tokens=24)
-    made = run_with_controls(request, ("random", "shuffled"), out=tmp_path)
+    made = run_with_controls([request], ("random", "shuffled"), out=tmp_path)[0]
     monkeypatch.setattr("wherewhat.runs.execution.load_model", refuse_to_load)
-    again = run_with_controls(request, ("random", "shuffled"), out=tmp_path)
+    again = run_with_controls([request], ("random", "shuffled"), out=tmp_path)[0]
     known = KnownRuns(tmp_path).find_all(request, ("random", "shuffled"))
     for other in (again, known):
         assert other.left_out == made.left_out == {"shuffled": REASON}
@@ -84,8 +84,8 @@ def test_a_control_that_was_too_large_is_tried_again(model, text, tmp_path, monk
     request = Request(measurement="axes", model=ModelRequest(model=model), files=(str(text),), tokens=24)
     with monkeypatch.context() as patch:
         patch.setattr("wherewhat.runs.execution.load_model", too_large)
-        assert run_control(request.with_weights("random"), out=tmp_path) == "more than main memory"
-    assert not isinstance(run_control(request.with_weights("random"), out=tmp_path), str)
+        assert run_controls([request.with_weights("random")], out=tmp_path)[0] == "more than main memory"
+    assert not isinstance(run_controls([request.with_weights("random")], out=tmp_path)[0], str)
 
 
 @pytest.mark.slow

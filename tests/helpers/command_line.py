@@ -33,7 +33,7 @@ def command_process(processes, arguments, *, out, err, signal_at=None):
         arguments: Words of the command.
         out: File of its standard output; None for a pipe that nobody reads.
         err: File of its standard error.
-        signal_at: A signal that it gets, and before which of the texts that it measures, counted over all runs from 0.
+        signal_at: A signal that it gets, and before which of the batches of texts that it measures, counted from 0.
     """
     given = ([str(word) for word in arguments], out and str(out), str(err), signal_at)
     process = processes.Process(target=_run_command, args=given)
@@ -46,14 +46,14 @@ def _run_command(arguments, out, err, signal_at):
     from wherewhat.runs import execution
 
     if signal_at is not None:
-        measure, (number, which), texts = execution._found, signal_at, itertools.count()
+        measure, (number, which), texts = execution._measured, signal_at, itertools.count()
 
         def measure_or_stop(*given):
             if next(texts) == number:
                 os.kill(os.getpid(), which)
             return measure(*given)
 
-        execution._found = measure_or_stop
+        execution._measured = measure_or_stop
     if out is None:
         read, write = os.pipe()
         os.close(read)

@@ -379,7 +379,7 @@ def test_resumed_run_computes_nothing_twice(gpt2, texts, tmp_path, monkeypatch):
         )
         with pytest.raises(KeyboardInterrupt):
             run(request(gpt2, texts), out=tmp_path / "killed")
-    monkeypatch.setattr("wherewhat.runs.execution._found", lambda *_: pytest.fail("measured twice"))
+    monkeypatch.setattr("wherewhat.runs.execution._measured", lambda *_: pytest.fail("measured twice"))
     again = run(request(gpt2, texts), out=tmp_path / "killed")
     assert (again.path / "config.json").read_bytes() == (whole.path / "config.json").read_bytes()
     ours, theirs = (directory.scores().to_pydict() for directory in (again, whole))

@@ -21,9 +21,9 @@ def words(made, hostile_model, tmp_path):
     return ["report", hostile_model, *given]
 
 
-def killed(words, processes, tmp_path, text):
-    """Run the command until it is about to measure a text, counted from 0 over all measurements."""
-    stop = (text, signal.SIGKILL)
+def killed(words, processes, tmp_path, batch):
+    """Run the command until it is about to measure a batch of texts, counted from 0 over all measurements."""
+    stop = (batch, signal.SIGKILL)
     process = command_process(processes, words, out=tmp_path / "out", err=tmp_path / "err", signal_at=stop)
     process.join()
     return process.exitcode == -signal.SIGKILL
@@ -39,14 +39,14 @@ def assert_same_report(cli, words, made, tmp_path):
     assert "random control" in done.out
 
 
-def test_killed_once_between_two_texts_of_a_measurement(made, words, cli, processes, tmp_path):
-    assert killed(words, processes, tmp_path, 5)
+def test_killed_once_between_two_measurements(made, words, cli, processes, tmp_path):
+    assert killed(words, processes, tmp_path, 3)
     assert_same_report(cli, words, made, tmp_path)
 
 
 @pytest.mark.slow
 def test_killed_again_and_again(made, words, cli, processes, tmp_path):
-    """Each time after one more text."""
-    moments = [0, 0, *[1] * 8]
-    assert all(killed(words, processes, tmp_path, text) for text in moments)
+    """Each time after one more batch of texts."""
+    moments = [0, 0, *[1] * 5]
+    assert all(killed(words, processes, tmp_path, batch) for batch in moments)
     assert_same_report(cli, words, made, tmp_path)

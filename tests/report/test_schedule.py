@@ -79,22 +79,22 @@ class Told(Silent):
 @pytest.mark.slow  # test_killed.py kills a report once
 def test_an_interrupted_report_goes_on(made, hostile_model, tmp_path, monkeypatch):
     request = ModelRequest(model=hostile_model, device="cpu")
-    real, calls = measuring.run, []
+    real, calls = controls._measured, []
 
-    def interrupted(request, **options):
-        calls.append(request)
+    def interrupted(waiting):
+        calls.append(waiting)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(request, **options)
+        return real(waiting)
 
-    for module in (measuring, controls):
-        monkeypatch.setattr(module, "run", interrupted)
+    monkeypatch.setattr(controls, "_measured", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make_report(request, out=tmp_path, files=[str(made.text)], tokens=TOKENS)
     told = Told()
     again = make_report(request, out=tmp_path, files=[str(made.text)], tokens=TOKENS, progress=told)
-    assert len(calls) == 3 + 9
-    assert any(line.startswith("11 measurements, 2 of them finished earlier: about ") for line in told.lines)
+    earlier = sum(len(waiting) for waiting in calls[:2])
+    assert any(line.startswith(f"11 measurements, {earlier} of them finished earlier: about ") for line in told.lines)
+    assert sum(len(waiting) for waiting in calls[3:]) == 11 - earlier
     for run in again.data["models"][0]["runs"]:
         assert (tmp_path / run["name"] / "scores.parquet").read_bytes() == (
             made.out / run["name"] / "scores.parquet"
@@ -106,8 +106,8 @@ def test_a_finished_report_is_made_again_without_the_model(made, hostile_model, 
         raise AssertionError("nothing is to be loaded or measured")
 
     monkeypatch.setattr(controls, "load_model", refuse)
-    for module in (measuring, controls):
-        monkeypatch.setattr(module, "run", refuse)
+    monkeypatch.setattr(measuring, "run_together", refuse)
+    monkeypatch.setattr(controls, "run_together", refuse)
     told = Told()
     request = ModelRequest(model=hostile_model, device="cpu")
     again = make_report(request, out=made.out, files=[str(made.text)], tokens=TOKENS, progress=told)
@@ -116,10 +116,10 @@ def test_a_finished_report_is_made_again_without_the_model(made, hostile_model, 
 
 
 def test_the_first_measurement_must_succeed(made, hostile_model, tmp_path, monkeypatch):
-    def refuse(request, **options):
-        raise MeasureError("no such thing")
+    def refuse(requests, **options):
+        return [MeasureError("no such thing") for _ in requests]
 
-    monkeypatch.setattr(measuring, "run", refuse)
+    monkeypatch.setattr(measuring, "run_together", refuse)
     with pytest.raises(MeasureError):
         make_report(ModelRequest(model=hostile_model), out=tmp_path, files=[str(made.text)], tokens=TOKENS)
 

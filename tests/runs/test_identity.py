@@ -30,7 +30,7 @@ from wherewhat.progress import Silent
 from wherewhat.report.excerpt import ExcerptFile
 from wherewhat.runs import execution, identity
 from wherewhat.runs.code import DECLARED, code_identity
-from wherewhat.runs.execution import LastModel, prepare, run, run_control
+from wherewhat.runs.execution import LastModel, prepare, run, run_controls
 from wherewhat.runs.identity import KnownRuns, is_current, reused_line, versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.sweep.cells import expand
@@ -979,17 +979,18 @@ def test_everything_that_reuses_results_has_the_same_identity(asked, place, monk
 
 def test_again_measures_anew_and_can_be_killed(asked, monkeypatch):
     first = run(asked.request, out=asked.out)
-    found = execution._found
+    measure = execution._Batch.measure
     done = []
 
-    def measured(measurement, subject, key, *rest):
+    def measured(batch):
         if len(done) == 1 and "killed" not in done:
             done.append("killed")
             raise KeyboardInterrupt
-        done.append(key)
-        return found(measurement, subject, key, *rest)
+        done.extend(batch.keys[0])
+        measure(batch)
 
-    monkeypatch.setattr(execution, "_found", measured)
+    monkeypatch.setattr(execution._Batch, "measure", measured)
+    monkeypatch.setattr(execution, "texts_at_once", lambda model, tokens: 1)
     assert run(asked.request, out=asked.out).path == first.path
     assert done == []
     with pytest.raises(KeyboardInterrupt):
@@ -1014,13 +1015,13 @@ def test_again_tries_again_what_could_not_be_made(asked, monkeypatch):
 
     monkeypatch.setattr(execution, "load_model", refuse)
     control = asked.request.with_weights("shuffled")
-    assert run_control(control, out=asked.out) == "no control can be made"
-    assert run_control(control, out=asked.out) == "no control can be made"
+    assert run_controls([control], out=asked.out)[0] == "no control can be made"
+    assert run_controls([control], out=asked.out)[0] == "no control can be made"
     assert len(tried) == 1
     monkeypatch.setattr(execution, "load_model", load)
-    made = run_control(control, out=asked.out, again=True)
+    (made,) = run_controls([control], out=asked.out, again=True)
     assert made.is_complete
-    assert run_control(control, out=asked.out).path == made.path
+    assert run_controls([control], out=asked.out)[0].path == made.path
 
 
 def test_again_on_the_command_line(cli, asked):

@@ -102,13 +102,13 @@ def test_other_inputs_options_and_damaged_runs_are_not_known(folder, text, tmp_p
 
 
 def test_a_text_that_changes_while_it_is_measured_is_another_request(folder, text, tmp_path, monkeypatch):
-    measure = execution.measure
+    measure = execution.measure_together
 
     def measure_slowly(*given, **options):
         text.write_text(TEXT * 6)
         return measure(*given, **options)
 
-    monkeypatch.setattr(execution, "measure", measure_slowly)
+    monkeypatch.setattr(execution, "measure_together", measure_slowly)
     first = run(asked(folder, text), out=tmp_path)
     assert KnownRuns(tmp_path).find(asked(folder, text)) is None
     text.write_text(TEXT * 4)

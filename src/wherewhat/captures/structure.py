@@ -93,7 +93,7 @@ class Structure:
             parts=modules[1:],
             names={id(module): name for name, module in named.items() if type(module) not in cross},
             parameters=tuple(inspect.signature(model.forward).parameters),
-            frequencies_change=any(_by_length(config) for config in configs.values()),
+            frequencies_change=any(turns_by_length(config) for config in configs.values()),
             rotary=tuple(rotary_targets(modules)),
             interface=tuple(interface_targets(modules)),
             branches=tuple((x, tuple(x.values())) for x in children if x),
@@ -189,7 +189,7 @@ def _bare(function: Any) -> int:
     return id(getattr(function, "__wrapped__", function))
 
 
-def _by_length(config: Any) -> bool:
+def turns_by_length(config: Any) -> bool:
     """Return whether a configuration has rotary frequencies that depend on the length of the text."""
     return any(kind in str(getattr(config, "rope_parameters", "")) for kind in ("'dynamic'", "'longrope'"))
 

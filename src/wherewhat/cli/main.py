@@ -79,8 +79,8 @@ def _execute(measurement: Measurement, settings: Given) -> None:
     if controlled is None:
         from wherewhat.runs.execution import run_with_controls  # imports torch, which a finished run does not need
 
-        controlled = run_with_controls(
-            settings.request, controls, out=settings.out, progress=TerminalProgress(), again=settings.again
+        (controlled,) = run_with_controls(
+            [settings.request], controls, out=settings.out, progress=TerminalProgress(), again=settings.again
         )
     runs = {weights: StoredRun(directory) for weights, directory in controlled.runs.items()}
     summaries = [(weights, run.summaries) for weights, run in runs.items()]

@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from wherewhat.boundary import MOST_TOKENS, check_at_most
-from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.errors import ConfigError, MeasureError, WherewhatError
 from wherewhat.imports import isolated, plugins
 from wherewhat.options import nearest, short_repr
 from wherewhat.scores import Metric, Scores, on_cpu, real_tensor, stored_metric
@@ -319,6 +319,10 @@ class TextMeasurement(Measurement):
     def measure(self, subject: Subject, text: Text, config: Any) -> Scores | Mapping[str, float]:
         """Return the scores of one text, or only values of the model as a whole by metric."""
 
+    def measure_texts(self, subject: Subject, texts: Sequence[Text], config: Any) -> Sequence[Scores]:
+        """Return the scores of each of some texts of one length; override it to run them together."""
+        return [as_scores(self, self.measure(subject, text, config)) for text in texts]
+
 
 class QuestionMeasurement(Measurement):
     """A measurement of a model on generated prompts that end in a question."""
@@ -347,6 +351,14 @@ class DocumentsMeasurement(Measurement):
     def measure(self, subject: Subject, texts: Sequence[Text], config: Any) -> Scores:
         """Return the scores of all texts together."""
 
+    def measure_layer(self, layer: LayerAttention, config: Any) -> Scores:
+        """Return the scores of one layer of a pass over all texts; used where all of them fit into one pass."""
+        raise NotImplementedError
+
+    def joined(self, layers: Sequence[Scores]) -> Scores:
+        """Return the scores of the model from those of :meth:`measure_layer`."""
+        return Scores(layers=layers, whole=self.pooled(layers))
+
 
 def measure_text(measurement: Measurement, subject: Subject, text: Text, config: Any) -> Scores:
     """Return the scores of one text, for measurements of layers and of texts."""
@@ -354,50 +366,102 @@ def measure_text(measurement: Measurement, subject: Subject, text: Text, config:
         return as_scores(measurement, measurement.measure(subject, text, config))
     if not isinstance(measurement, LayerMeasurement):
         raise MeasureError(f"{measurement.name} is not measured on a single text")
-    return measure_pass(subject, [text], {measurement.name: (measurement, config)})[measurement.name][0]
+    (outcome,) = measure_pass(subject, [text], [(measurement, config)])
+    if isinstance(outcome, WherewhatError):
+        raise outcome
+    return outcome[0]
 
 
 def measure_pass(
-    subject: Subject, texts: Sequence[Text], wanted: Mapping[str, tuple[LayerMeasurement, Any]]
-) -> dict[str, list[Scores]]:
-    """Return the scores of each text under measurements of layers, all from one pass over texts of one length.
+    subject: Subject, texts: Sequence[Text], wanted: Sequence[tuple[LayerMeasurement | DocumentsMeasurement, Any]]
+) -> list[list[Scores] | WherewhatError]:
+    """Measure layers in one pass over texts of one length, under several measurements.
 
-    Numbers are read from the device once, after the pass.
+    Numbers are read from the device once, after the pass. A measurement that raises an error does not stop the others.
 
     Args:
         subject: The model.
         texts: The texts.
-        wanted: Measurement and config by name.
+        wanted: Measurements with their configs; one of all documents together needs a ``measure_layer``, and all of its
+            documents in this pass.
+
+    Returns:
+        For each measurement the scores of each text, or of all texts together, or the error that it raised.
     """
     import torch
 
-    layers: dict[str, list[Sequence[Scores]]] = {name: [] for name in wanted}
-    finite: list[tuple[int, Tensor]] = []
-
-    swapping = any(measurement.swaps_keys for measurement, _ in wanted.values())
+    readings = [_Reading(measurement, config, len(texts)) for measurement, config in wanted]
+    swapping = any(isinstance(measurement, LayerMeasurement) and measurement.swaps_keys for measurement, _ in wanted)
     mixing = subject.key_mixing() if swapping else {}
+    finite: dict[int, Tensor] = {}
 
     def measure(layer: LayerAttention) -> None:
         if swapping:
             layer = replace(layer, key_mixing=mixing.get(layer.layer))
-        finite.append((layer.layer, layer.rot_q.isfinite().all() & layer.rot_k.isfinite().all()))
-        for name, (measurement, config) in wanted.items():
-            layers[name].append(measurement.measure_texts(layer, texts, config))
+        # A sum is finite if all its terms are, and is a single kernel.
+        sums = [x.sum(dtype=torch.promote_types(x.dtype, torch.float32)) for x in (layer.rot_q, layer.rot_k)]
+        finite[layer.layer] = torch.stack(sums).isfinite().all()
+        for reading in readings:
+            reading.add(layer, texts)
 
     subject.run(torch.cat([text.ids for text in texts]), measure)
-    if not bool(torch.stack([flag.to(finite[0][1].device) for _, flag in finite]).all()):
-        worst = next(layer for layer, flag in finite if not bool(flag))
-        raise MeasureError(f"queries or keys of layer {worst} are not finite: the model's activations overflow")
-    scores: dict[str, list[Scores]] = {}
-    for name, (measurement, config) in wanted.items():
-        models = on_cpu(
-            [Scores(layers=[of_layer[t] for of_layer in layers[name] if of_layer]) for t in range(len(texts))]
+    wrong = [layer for layer, flag in finite.items() if not bool(flag)]
+    if wrong:
+        raise MeasureError(
+            f"queries or keys of layer {wrong[0]} are not finite: the model's activations overflow; use float32 or "
+            "bfloat16"
         )
-        for text, model in zip(texts, models, strict=True):
-            measurement.check(model.layers)
-            whole = replace(model, whole=measurement.pooled(model.layers))
-            scores.setdefault(name, []).append(measurement.complete(subject, text, whole, config))
-    return scores
+    return [reading.scores(subject, texts) for reading in readings]
+
+
+class _Reading:
+    """What one measurement reads in a pass."""
+
+    def __init__(self, measurement: LayerMeasurement | DocumentsMeasurement, config: Any, texts: int) -> None:
+        self._measurement, self._config = measurement, config
+        self._layers: list[list[Scores]] = [
+            [] for _ in range(texts if isinstance(measurement, LayerMeasurement) else 1)
+        ]
+        self._error: WherewhatError | None = None
+
+    def add(self, layer: LayerAttention, texts: Sequence[Text]) -> None:
+        """Measure a layer."""
+        measurement = self._measurement
+        if self._error is not None:
+            return
+        try:
+            if isinstance(measurement, LayerMeasurement):
+                of_texts = measurement.measure_texts(layer, texts, self._config)
+            else:
+                of_texts = [measurement.measure_layer(layer, self._config)]
+        except WherewhatError as error:
+            self._error = error
+            return
+        if of_texts:
+            for layers, scores in zip(self._layers, of_texts, strict=True):
+                layers.append(scores)
+
+    def scores(self, subject: Subject, texts: Sequence[Text]) -> list[Scores] | WherewhatError:
+        """Return the scores of the model, read to the CPU."""
+        measurement = self._measurement
+        if self._error is not None:
+            return self._error
+        models = on_cpu([Scores(layers=layers) for layers in self._layers])
+        try:
+            if isinstance(measurement, DocumentsMeasurement):
+                return [measurement.joined(models[0].layers)]
+            return [
+                measurement.complete(subject, text, _with_pooled(measurement, model), self._config)
+                for text, model in zip(texts, models, strict=True)
+            ]
+        except WherewhatError as error:
+            return error
+
+
+def _with_pooled(measurement: LayerMeasurement, model: Scores) -> Scores:
+    """Return the scores of a model's layers with those of the whole, checked by the measurement."""
+    measurement.check(model.layers)
+    return replace(model, whole=measurement.pooled(model.layers))
 
 
 def as_scores(measurement: Measurement, scores: Scores | Mapping[str, float]) -> Scores:

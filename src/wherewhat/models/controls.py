@@ -16,27 +16,47 @@ import torch
 from wherewhat.errors import LoadError
 from wherewhat.models.suitability import is_readable
 
+LARGE = 10**9
+"""Parameters above which a random control model for a GPU is drawn there, which takes seconds instead of minutes."""
 
-def random_control(config: Any, *, seed: int, attn_implementation: str | None = None, **options: Any) -> Any:
+
+def random_control(
+    config: Any,
+    *,
+    seed: int,
+    attn_implementation: str | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Any:
     """Return an untrained model with its own initialisation.
 
-    Weights are drawn on the CPU in float32, so that they are the same for every device and dtype. Global random state
-    is neither read nor changed.
+    Weights are drawn on the CPU in float32, so that they are the same for every device and dtype, unless a device is
+    given. Global random state is neither read nor changed.
 
     Args:
         config: transformers config.
         seed: Seed of the control model; the generator starts from :func:`control_seed` of it.
         attn_implementation: Passed to transformers.
+        device: A GPU to draw the weights on, in ``dtype``; None for the CPU.
+        dtype: Dtype of the weights.
         options: Further options of `AutoModelForCausalLM.from_config`.
     """
     from transformers import AutoModelForCausalLM
 
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        # Only the CPU's generator: torch.manual_seed would also reseed every accelerator.
-        torch.default_generator.manual_seed(control_seed(seed))
-        return AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=attn_implementation, **options
-        )
+    with torch.random.fork_rng(devices=[] if device is None else [device]), torch.device(device or "cpu"):
+        # Only the generator that is used: torch.manual_seed would also reseed every accelerator.
+        if device is None:
+            torch.default_generator.manual_seed(control_seed(seed))
+        else:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(control_seed(seed))
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attn_implementation, **options)
+
+
+def drawn_on(device: torch.device | None, parameters: int | None) -> torch.device | None:
+    """Return the GPU that a random control model of so many parameters is drawn on; None for the CPU."""
+    return device if device is not None and device.type == "cuda" and (parameters or 0) > LARGE else None
 
 
 def control_seed(seed: int) -> int:
@@ -51,10 +71,14 @@ def _generator_seed(path: str) -> int:
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "little") >> 1
 
 
-def random_model(config: Any, *, seed: int, placement: dict[str, Any], **options: Any) -> Any:
+def random_model(
+    config: Any, *, seed: int, placement: dict[str, Any], device: torch.device | None = None, **options: Any
+) -> Any:
     """Return :func:`random_control` with the dtype, attention implementation and device map of ``placement``."""
     if hasattr(config, "quantization_config"):  # describes the stored weights, which are not used
         del config.quantization_config
+    if device is not None:
+        return random_control(config, seed=seed, device=device, **placement, **options)
     model = random_control(config, seed=seed, attn_implementation=placement["attn_implementation"], **options)
     if placement["dtype"] == torch.float32 and "device_map" not in placement:
         return model

@@ -16,7 +16,7 @@ from wherewhat.boundary import read_json
 from wherewhat.errors import LoadError, StoreError, as_one_line
 from wherewhat.files import ascii_json_sha256, make_folder, model_file_sha256, read_sealed, write_sealed
 from wherewhat.imports import package_version, quiet
-from wherewhat.models.controls import check_differs, random_model, shuffle_query_key
+from wherewhat.models.controls import check_differs, drawn_on, random_model, shuffle_query_key
 from wherewhat.models.gguf import cached_conversion
 from wherewhat.models.loaded import (
     PROBE,
@@ -127,9 +127,12 @@ def load(
         placement: dict[str, Any] = {"dtype": target_dtype, "attn_implementation": attn_implementation}
         if device_map is not None:
             placement["device_map"] = device_map
+        drawn = drawn_on(target, parameters)
         with as_one_line(LoadError, f"{source.spec!r} could not be loaded"):
             if weights == "random":
-                model = random_model(config, seed=seed, placement=placement, trust_remote_code=trust_remote_code)
+                model = random_model(
+                    config, seed=seed, placement=placement, device=drawn, trust_remote_code=trust_remote_code
+                )
                 if source.adapter is None and (stored := _present(files, source.spec)):
                     check_differs(model, stored_tensors(stored), seed=seed)
             else:
@@ -150,7 +153,7 @@ def load(
     prefix = text_prefix(tokenizer) if source.gguf is None else (() if files.bos is None else (files.bos,))
     identified: dict[str, Any] = {"files": identity, "weights": weights, "seed": None if weights == "trained" else seed}
     if weights == "random":
-        identified["draw"] = DRAW
+        identified["draw"] = DRAW if drawn is None else f"{DRAW} on {drawn.type}"
     through = {"gguf": source.gguf is not None, "peft": source.adapter is not None and weights != "random"}
     return LoadedModel(
         model=model,

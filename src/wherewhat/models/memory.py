@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.imports import quiet
-from wherewhat.models.controls import check_differs, random_model, shuffle_query_key
+from wherewhat.models.controls import check_differs, drawn_on, random_model, shuffle_query_key
 from wherewhat.models.loaded import (
     LoadedModel,
     NoTokenizer,
@@ -164,8 +164,9 @@ def _control(model: Any, weights: Weights, seed: int) -> Any:
         else:
             config, dtype = copy.deepcopy(model.config), getattr(torch, describe_dtype(model))
             placement = {"dtype": dtype, "attn_implementation": config._attn_implementation}
+            device = drawn_on(next(model.parameters()).device, sum(x.numel() for x in model.parameters()))
             with quiet():
-                control = random_model(config, seed=seed, placement=placement)
+                control = random_model(config, seed=seed, placement=placement, device=device)
             check_differs(control, model.named_parameters(), seed=seed)
             control.to(next(model.parameters()).device)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -15,16 +15,18 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
+from wherewhat.captures.structure import turns_by_length
 from wherewhat.errors import ConfigError, StoreError
 from wherewhat.files import JSON, config_hash, file_sha256, make_folder, read_sealed, run_folder_name, write_sealed
 from wherewhat.models.loaded import LoadedModel, evaluation, max_positions
 from wherewhat.models.memory import weight_sample
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.report.views import Capacity
+from wherewhat.runs.execution import LastModel
 from wherewhat.runs.identity import loaded_model, model_files
 from wherewhat.runs.request import MemoryModel, ModelRequest, document_length, document_text
 from wherewhat.runs.schema import ProfileFile, profile_name, write_profiles
-from wherewhat.runs.subject import ModelSubject, load_model
+from wherewhat.runs.subject import ModelSubject
 from wherewhat.scores import Column
 from wherewhat.text.documents import Document, text_hash
 
@@ -79,7 +81,8 @@ class Excerpt:
 def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int, proof: Proof | None = None) -> Excerpt:
     """Run the model once on the first tokens of each of the first documents.
 
-    Each has as many tokens as the decomposition will have, for rotations that depend on the length.
+    The first, by which the speed is known, has as many tokens as the decomposition will have; so have the others if
+    rotations depend on the length.
     """
     loaded.check_length(tokens)
     shortest = min(document_length(loaded, text) for text in texts)
@@ -103,13 +106,15 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
             planes.append(attention.rotation.planes)
 
     subject = ModelSubject(loaded, proof)
-    started = time.perf_counter()
+    seconds = 0.0
     with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
         for number, document in enumerate(ids):
             pieces = _pieces(loaded, texts[number], document)
             passages.append(Passage(pieces[: _rows(number, tokens)] if number else pieces, {}))
-            subject.run(document[None], keep)
-    seconds = (time.perf_counter() - started) / (tokens * len(ids))
+            whole = number == 0 or turns_by_length(loaded.model.config.get_text_config())
+            started = time.perf_counter()
+            subject.run(document[None, : None if whole else _rows(number, tokens)], keep)
+            seconds = seconds or (time.perf_counter() - started) / tokens
     try:
         trained = subject.trained_length()
     except ConfigError:
@@ -165,12 +170,24 @@ class ExcerptFile:
     path: Path
 
     @classmethod
-    def of(cls, model: ModelRequest | MemoryModel, texts: Sequence[Document], *, tokens: int, out: Path) -> ExcerptFile:
-        """Return the file of a model, stored or not, without loading or writing anything.
+    def of(
+        cls,
+        model: ModelRequest | MemoryModel,
+        texts: Sequence[Document],
+        *,
+        tokens: int,
+        out: Path,
+        models: LastModel | None = None,
+    ) -> ExcerptFile:
+        """Return the file of a model, stored or not, without reading or writing anything.
 
-        A model's files are identified by path, size and time of change, a model in memory by its weights.
+        A model's files are identified by path, size and time of change, a model in memory, which ``models`` keeps, by
+        its weights.
         """
-        state = loaded_model(load_model(model)) if isinstance(model, MemoryModel) else model_files(model)
+        if isinstance(model, MemoryModel):
+            state = loaded_model((models or LastModel()).loaded(model))
+        else:
+            state = model_files(model)
         drawn: list[JSON] = [ROWS, FURTHER_ROWS, PASSAGES]
         key = config_hash({**state, "texts": text_hash(texts), "tokens": tokens, "passages": drawn})
         return cls(out / run_folder_name(f"excerpt-{state['model']}-{model.weights}", key))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -20,7 +22,7 @@ from wherewhat.progress import Progress, duration
 from wherewhat.report.views import Capacity, ReportRun, view_of
 from wherewhat.runs.collection import DRAWN, OtherRun, Runs
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.execution import LastModel, run, run_control
+from wherewhat.runs.execution import LastModel, run_controls, run_together
 from wherewhat.runs.identity import KnownRuns, reused_line, unnoticed
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
 from wherewhat.runs.results import StoredRun
@@ -207,7 +209,7 @@ def measure(
     """Make every scheduled run that is not finished, or ``again`` all of them.
 
     The first must succeed; others are left out where they raise a ``tolerated`` error, and control models where they
-    cannot be made. The first estimate of the time is by the pace, later ones are by the time taken so far.
+    cannot be made. Measurements of layers on the same texts share their passes.
     """
     runs, earlier = Runs(), KnownRuns(out)
     known = {number: None if again else earlier.find(item.request) for number, item in enumerate(scheduled)}
@@ -218,25 +220,29 @@ def measure(
     for outcome in known.values():
         if isinstance(outcome, RunDirectory) and unnoticed(outcome.config):
             progress.say(reused_line(outcome.path, outcome.config))
-    spent = done = 0.0
+    watch = _Watch(progress, scheduled, expected, left)
+    for numbers in _by_model(scheduled, missing):
+        requests = [scheduled[number].request for number in numbers]
+        ended = partial(watch.ended, numbers)
+        options: dict[str, Any] = {"out": out, "progress": progress, "models": models, "again": again}
+        if requests[0].model != scheduled[0].request.model:  # run_controls keeps why there is none
+            known |= zip(numbers, run_controls(requests, **options, estimated=False, ended=ended), strict=True)
+            continue
+        measured = run_together(requests, **options, estimated=False, ended=ended)
+        for number, request, result in zip(numbers, requests, measured, strict=True):
+            if not isinstance(result, WherewhatError):
+                known[number] = result
+                continue
+            if number == 0 or not isinstance(result, tolerated):
+                raise result
+            known[number] = str(result)
+            earlier.keep(request, str(result))
     for number, item in enumerate(scheduled):
         request, outcome = item.request, known[number]
-        if outcome is None:
-            progress.say(f"{number + 1} of {len(scheduled)}: {request.measurement} ({request.model.weights})")
-            before = time.perf_counter()
-            first = scheduled[0].request
-            outcome = _outcome(request, out, progress, models, first=first, tolerated=tolerated, again=again)
-            # Of a control model run_control keeps it.
-            if isinstance(outcome, str) and request.model == first.model:
-                earlier.keep(request, outcome)
-            left -= expected[number]
-            spent, done = spent + time.perf_counter() - before, done + expected[number]
-            if left > 0.5:
-                progress.say(f"about {duration(spent / done * left)} left")
         if isinstance(outcome, str):
             runs.missing.append((request, outcome))
             runs.left_out.append(f"{request.measurement} ({request.model.weights}): {outcome}")
-        else:
+        elif outcome is not None:
             runs.finished.append((request, StoredRun(outcome)))
     runs.others.extend(other_runs(runs, earlier))
     weights_hash = str(runs.first[1].directory.config["weights_hash"])
@@ -323,22 +329,34 @@ def _beginning(count: int, finished: int, seconds: float) -> str:
     )
 
 
-def _outcome(
-    request: Request,
-    out: Path,
-    progress: Progress,
-    models: LastModel,
-    *,
-    first: Request,
-    tolerated: tuple[type[WherewhatError], ...],
-    again: bool,
-) -> RunDirectory | str:
-    """Return the finished run, or why the model has none."""
-    if request.model != first.model:
-        return run_control(request, out=out, progress=progress, models=models, again=again)
-    try:
-        return run(request, out=out, progress=progress, models=models, again=again)
-    except tolerated as error:
-        if request == first:
-            raise
-        return str(error)
+def _by_model(scheduled: Sequence[ScheduledRun], numbers: Sequence[int]) -> list[list[int]]:
+    """Return consecutive runs of one model together."""
+    models = [scheduled[number].request.model for number in numbers]
+    starts = [i for i, model in enumerate(models) if i == 0 or model != models[i - 1]]
+    return [list(numbers[i:j]) for i, j in itertools.pairwise([*starts, len(numbers)])]
+
+
+class _Watch:
+    """Shows which runs have ended and the time that is left, first by the pace, then by the time taken so far."""
+
+    def __init__(
+        self, progress: Progress, scheduled: Sequence[ScheduledRun], expected: Mapping[int, float], left: float
+    ) -> None:
+        self._progress, self._scheduled, self._expected = progress, scheduled, expected
+        self._started, self._left, self._done = time.perf_counter(), left, 0.0
+        self._count = len(scheduled) - len(expected)
+
+    def ended(self, numbers: Sequence[int], index: int, outcome: RunDirectory | WherewhatError) -> None:
+        """Show that a run ended."""
+        del outcome
+        self._count += 1
+        request = self._scheduled[numbers[index]].request
+        self._progress.say(
+            f"{self._count} of {len(self._scheduled)}: {request.measurement} ({request.model.weights}) ended"
+        )
+        seconds = self._expected[numbers[index]]
+        self._left, self._done = self._left - seconds, self._done + seconds
+        if self._left > 0.5 and self._done > 0:
+            self._progress.say(
+                f"about {duration((time.perf_counter() - self._started) / self._done * self._left)} left"
+            )

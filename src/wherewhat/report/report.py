@@ -122,7 +122,7 @@ def seen_model(
     The model is loaded only if there is no excerpt, or it is made ``again``. Without a number of tokens of each
     document there are 512, or as many as model and texts have.
     """
-    stored = ExcerptFile.of(model, documents, tokens=tokens or 0, out=out)
+    stored = ExcerptFile.of(model, documents, tokens=tokens or 0, out=out, models=models)
     seen = None if again else stored.read()
     if seen is not None:
         return seen, Pace(_LOADING * seen.seconds, seen.seconds)

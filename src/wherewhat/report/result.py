@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from wherewhat.boundary import output_file, output_folder
 from wherewhat.errors import ConfigError, StoreError
@@ -246,16 +246,38 @@ def run(
         progress: Progress callback; by default progress is shown on a terminal and in notebooks.
     """
     asked = Request(request) if isinstance(request, str) else request
-    find_measurement(asked.measurement)
+    return _run_all([asked], out=out, controls=controls, again=again, progress=progress)[0]
+
+
+def _run_all(
+    requests: Sequence[Request],
+    *,
+    out: str | os.PathLike[str] | None,
+    controls: Sequence[Control],
+    again: bool,
+    progress: Progress | None,
+) -> list[Result]:
+    """Measure requests of one model and return their finished runs; arguments as for :func:`run`."""
+    for request in requests:
+        find_measurement(request.measurement)
     folder = _TemporaryFolder() if out is None else None
     place = folder.path if folder is not None else output_folder(cast("str", out), name="out", writable=False)
-    controlled = run_with_controls(asked, controls, out=place, progress=progress or TerminalProgress(), again=again)
-    return _result(controlled, folder)
+    progress = progress or TerminalProgress()
+    controlled = run_with_controls(requests, controls, out=place, progress=progress, again=again)
+    return [_result(of_request, folder) for of_request in controlled]
+
+
+@overload
+def measure(measurement: str, model: Any = ..., ids: Any = ..., **options: Any) -> Result: ...
+
+
+@overload
+def measure(measurement: Sequence[str], model: Any = ..., ids: Any = ..., **options: Any) -> dict[str, Result]: ...
 
 
 @checked()
 def measure(
-    measurement: str,
+    measurement: str | Sequence[str],
     model: Any = "smollm2",
     ids: Any = None,
     *,
@@ -274,11 +296,12 @@ def measure(
     again: bool = False,
     progress: Progress | None = None,
     **options: Any,
-) -> Result:
-    """Measure a model, in memory or by name, and return the result.
+) -> Result | dict[str, Result]:
+    """Measure a model, in memory or by name, and return the result, or the results of several measurements by name.
 
     Args:
-        measurement: Name of the measurement, such as ``axes``, ``heads`` or one of your own.
+        measurement: Name of the measurement, such as ``axes``, ``heads`` or one of your own, or several names:
+            measurements of layers then share their passes.
         model: A model of transformers, a PEFT model, a pipeline, what :func:`wherewhat.load` returned, or a name,
             folder or file.
         ids: Token ids: ``(n,)`` for one document, ``(documents, n)`` or a list of lists for several.
@@ -296,27 +319,52 @@ def measure(
         seed: Seed of control models and prompts.
         again: Measure anew what is finished in ``out``.
         progress: Progress callback; by default progress is shown on a terminal and in notebooks.
-        options: Options of the measurement, by name.
+        options: Options of the measurement, by name; of several measurements a mapping for each, by its name.
+
+    Examples:
+        >>> wherewhat.measure("axes", model, ids)
+        >>> results = wherewhat.measure(["axes", "heads"], model, ids, heads={"queries": 8})
+        >>> results["heads"].heads()
     """
     if ids is not None and texts is not None:
         raise ConfigError("ids and texts were both given: give one of them")
     asked = model_request(model, tokenizer)
     if seed and isinstance(asked, ModelRequest | MemoryModel):
         asked = replace(asked, seed=seed)
-    request = Request(
-        measurement,
-        model=asked,
-        files=cast("Any", files),
-        texts=texts if ids is None else ids,
-        documents=documents,
-        tokens=tokens,
-        prompts=prompts,
-        items=items,
-        beyond=beyond,
-        chunk=chunk,
-        options=options,
-    )
-    return run(request, out=out, controls=controls, again=again, progress=progress)
+    names = [measurement] if isinstance(measurement, str) else list(measurement)
+    requests = [
+        Request(
+            name,
+            model=asked,
+            files=cast("Any", files),
+            texts=texts if ids is None else ids,
+            documents=documents,
+            tokens=tokens,
+            prompts=prompts,
+            items=items,
+            beyond=beyond,
+            chunk=chunk,
+            options=chosen,
+        )
+        for name, chosen in zip(names, _options_by_name(measurement, names, options), strict=True)
+    ]
+    results = _run_all(requests, out=out, controls=controls, again=again, progress=progress)
+    return results[0] if isinstance(measurement, str) else dict(zip(names, results, strict=True))
+
+
+def _options_by_name(
+    measurement: str | Sequence[str], names: Sequence[str], options: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """Return the options of each measurement."""
+    if isinstance(measurement, str):
+        return [options]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"measurement is {list(names)}: give one or more names, each once")
+    for name, chosen in options.items():
+        if name not in names or not isinstance(chosen, Mapping):
+            example = f"{names[0]}={{…}}"
+            raise ConfigError(f"the option {name} is not of one of {', '.join(names)}: give their options as {example}")
+    return [options.get(name, {}) for name in names]
 
 
 class _TemporaryFolder:

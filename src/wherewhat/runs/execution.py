@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -19,14 +20,17 @@ from wherewhat.errors import CaptureError, LoadError, MeasureError, TextError, T
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
     DocumentsMeasurement,
+    LayerMeasurement,
     Measurement,
     QuestionMeasurement,
     Subject,
     Text,
+    TextMeasurement,
     as_scores,
     declared_metrics,
     defines,
     find_measurement,
+    measure_pass,
     measure_text,
 )
 from wherewhat.models.loaded import LoadedModel, evaluation
@@ -36,7 +40,7 @@ from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import Provenance, RunDirectory, model_provenance
 from wherewhat.runs.identity import Controlled, KnownRuns, inputs_identity, loaded_model, reused_line, run_identity
 from wherewhat.runs.request import DEFAULT_TOKENS, Input, MemoryModel, ModelRequest, Request, model_inputs, read_texts
-from wherewhat.runs.subject import ModelSubject, load_model
+from wherewhat.runs.subject import ModelSubject, load_model, memory, texts_at_once
 from wherewhat.scores import Scores
 from wherewhat.text.documents import Document
 
@@ -109,16 +113,66 @@ def run(
     returned as it is; ``again`` removes them first. ``models`` keeps the model for the next request; by default it is
     released.
     """
+    (outcome,) = run_together([request], out=out, progress=progress, models=models, again=again)
+    if isinstance(outcome, WherewhatError):
+        raise outcome
+    return outcome
+
+
+def run_together(
+    requests: Sequence[Request],
+    *,
+    out: Path,
+    progress: Progress | None = None,
+    models: LastModel | None = None,
+    again: bool = False,
+    estimated: bool = True,
+    ended: Callable[[int, RunDirectory | WherewhatError], None] = lambda _, __: None,
+) -> list[RunDirectory | WherewhatError]:
+    """Measure requests of one model as :func:`run` does; measurements of layers on the same texts share their passes.
+
+    Args:
+        requests: What to measure, all with the same model.
+        out: Folder of run directories.
+        progress: Progress callback.
+        models: Keeps the model for further requests.
+        again: Measure anew what is finished.
+        estimated: Whether to show an estimate of the time.
+        ended: Called with the index of each request and its outcome when it ends.
+
+    Returns:
+        The finished run of each request, or the error that it raised.
+    """
     progress, models, known = progress or Silent(), models or LastModel(), KnownRuns(out)
-    finished = None if again else known.find(request)
-    if isinstance(finished, RunDirectory):
-        progress.say(reused_line(finished.path, finished.config))
-        return finished
-    prepared = prepare(request, out=out, progress=progress, models=models)
-    path = known.path(request)  # before measuring, while files may change
-    directory = measure(prepared, progress=progress, models=models, again=again)
-    known.write(path, directory, command=request.command())
-    return directory
+    outcomes: dict[int, RunDirectory | WherewhatError] = {}
+    prepared: dict[int, Prepared] = {}
+
+    def end(index: int, outcome: RunDirectory | WherewhatError) -> None:
+        outcomes[index] = outcome
+        ended(index, outcome)
+
+    for index, request in enumerate(requests):
+        finished = None if again else known.find(request)
+        if isinstance(finished, RunDirectory):
+            progress.say(reused_line(finished.path, finished.config))
+            end(index, finished)
+            continue
+        try:
+            prepared[index] = prepare(request, out=out, progress=progress, models=models)
+        except WherewhatError as error:
+            end(index, error)
+    paths = {index: known.path(requests[index]) for index in prepared}  # before measuring, while files may change
+
+    def store(position: int, outcome: RunDirectory | WherewhatError) -> None:
+        index = list(prepared)[position]
+        if isinstance(outcome, RunDirectory):
+            known.write(paths[index], outcome, command=requests[index].command())
+        end(index, outcome)
+
+    measure_together(
+        list(prepared.values()), progress=progress, models=models, again=again, estimated=estimated, ended=store
+    )
+    return [outcomes[index] for index in range(len(requests))]
 
 
 @new_process_settings()
@@ -151,53 +205,268 @@ def prepare(request: Request, *, out: Path, progress: Progress, models: LastMode
 
 def measure(prepared: Prepared, *, progress: Progress, models: LastModel, again: bool = False) -> RunDirectory:
     """Measure missing parts of what :func:`prepare` returned, or ``again`` all, and return the finished directory."""
-    request, measurement, config = prepared.request, prepared.measurement, prepared.config
-    loaded, inputs, directory = prepared.loaded, prepared.inputs, prepared.directory
-    if directory.is_complete and not again:
-        progress.say(reused_line(directory.path, directory.config))
-        return directory
+    outcomes: list[RunDirectory | WherewhatError] = []
+    measure_together(
+        [prepared], progress=progress, models=models, again=again, ended=lambda _, outcome: outcomes.append(outcome)
+    )
+    if isinstance(outcomes[0], WherewhatError):
+        raise outcomes[0]
+    return outcomes[0]
 
-    def save(key: str, compute: Callable[[], Scores]) -> None:
-        started = time.perf_counter()
-        document = None if key == _TOGETHER else key
-        alone = document is not None or isinstance(measurement, DocumentsMeasurement)
-        scores = compute().checked(declared_metrics(measurement, config), of=measurement.name, controls=alone)
-        # Scores of all documents together may need what was not stored, such as curves.
-        if not scores.names and not (document is None and defines(measurement, "combine")):
-            raise TextError(f"{document or 'the documents together'} gave no scores")
-        directory.save(key, scores, document=document, seconds=time.perf_counter() - started)
 
-    settings = new_process_settings(weight_dtypes(loaded.model))
-    with directory.lock(on_wait=progress.say), settings, evaluation(loaded.model):
+def measure_together(
+    prepared: Sequence[Prepared],
+    *,
+    progress: Progress,
+    models: LastModel,
+    again: bool = False,
+    estimated: bool = True,
+    ended: Callable[[int, RunDirectory | WherewhatError], None],
+) -> None:
+    """Measure missing parts of several prepared runs of the model that was loaded last, or ``again`` all.
+
+    Texts of one length go through the model in batches, and measurements of layers share the passes over batches that
+    they have in common. Which texts are in a batch depends on the run alone, so that an interrupted run gives the same
+    bytes as one that was not.
+
+    Args:
+        prepared: The runs.
+        progress: Progress callback.
+        models: Keeps the model and its proof.
+        again: Measure anew what is finished.
+        estimated: Whether to show an estimate of the time.
+        ended: Called with the index of each run and its finished directory, or the error that it raised.
+    """
+    jobs = [_Job(index, item, ended) for index, item in enumerate(prepared)]
+    for job in jobs:
+        if job.directory.is_complete and not again:
+            progress.say(reused_line(job.directory.path, job.directory.config))
+            job.end(job.directory)
+    jobs = [job for job in jobs if not job.ended]
+    if not jobs:
+        return
+    loaded = jobs[0].prepared.loaded
+    with ExitStack() as stack:
+        # Always in the same order: two processes that wait for each other's locks would wait for ever.
+        for job in sorted(jobs, key=lambda job: job.directory.path):
+            stack.enter_context(job.directory.lock(on_wait=progress.say))
+        stack.enter_context(new_process_settings(weight_dtypes(loaded.model)))
+        stack.enter_context(evaluation(loaded.model))
+        proof = models.proof()
+        for job in jobs:
+            job.begin(ModelSubject(loaded, proof, chunk=job.request.chunk, offload=job.request.offload), again=again)
+            if estimated:
+                progress.say(job.estimate(progress))
+        batches = _batches(jobs)
+        names = ", ".join(dict.fromkeys(job.measurement.name for job in jobs))
+        for batch in progress.track(batches, f"{names} of {loaded.name} ({loaded.weights})"):
+            batch.measure()
+            for job in [job for job in batch.jobs if not job.ended and not job.missing]:
+                job.finish()
+        for job in jobs:  # those whose parts were all there
+            if not job.ended:
+                job.finish()
+
+
+class _Job:
+    """One run while it is measured.
+
+    Attributes:
+        missing: Keys of the parts that need the model and are not finished yet.
+        ended: Whether it is finished or raised an error.
+    """
+
+    def __init__(
+        self, index: int, prepared: Prepared, ended: Callable[[int, RunDirectory | WherewhatError], None]
+    ) -> None:
+        self.prepared, self.request, self.measurement = prepared, prepared.request, prepared.measurement
+        self.directory, self.inputs, self.config = prepared.directory, prepared.inputs, prepared.config
+        self.across = isinstance(self.measurement, DocumentsMeasurement)
+        self.missing: list[str] = []
+        self.ended = False
+        self._index, self._report = index, ended
+
+    def begin(self, subject: ModelSubject, *, again: bool) -> None:
+        """Find out what is missing; the directory is locked."""
+        self.subject = subject
         if again:
-            directory.clear()
-        keys = _keys(measurement, list(inputs))
-        missing = [key for key in keys if not directory.has(key)]
-        across = isinstance(measurement, DocumentsMeasurement)
-        with_model = missing if across else [key for key in missing if key != _TOGETHER]
-        subject = ModelSubject(loaded, models.proof(), chunk=request.chunk, offload=request.offload)
-        if with_model:
-            # Short pieces are timed only where the estimate is shown, and only texts that can be cut.
-            if progress.shown and not isinstance(measurement, QuestionMeasurement | ChoicesMeasurement):
-                ahead = [item.text for name, item in inputs.items() if name in with_model or across]
-                line = estimate(subject, measurement, config, ahead)
-                size = memory(
-                    loaded.model,
-                    max(item.text.ids.shape[1] for item in inputs.values()),
-                    together=across,
-                    chunk=request.chunk,
-                )
-                progress.say(line and f"{line}, about {size / 2**30:.1f} GiB")
-            for key in progress.track(with_model, f"{measurement.name} of {loaded.name} ({loaded.weights})"):
-                save(key, partial(_found, measurement, subject, key, inputs, config))
-        if _TOGETHER in missing and defines(measurement, "combine"):
-            save(
-                _TOGETHER,
-                lambda: as_scores(measurement, measurement.combine([directory.part(name) for name in inputs], config)),
-            )
-        texts = [item.document for item in inputs.values()]
-        directory.finish(keys, provenance=_provenance(subject, texts, request.model.revision))
-    return directory
+            self.directory.clear()
+        self._keys = _keys(self.measurement, list(self.inputs))
+        missing = [key for key in self._keys if not self.directory.has(key)]
+        self.missing = missing if self.across else [key for key in missing if key != _TOGETHER]
+
+    def end(self, outcome: RunDirectory | WherewhatError) -> None:
+        """Report the outcome."""
+        self.ended = True
+        self._report(self._index, outcome)
+
+    def save(self, key: str, scores: Scores, *, seconds: float) -> None:
+        """Check and store the scores of a part."""
+        document = None if key == _TOGETHER else key
+        alone = document is not None or self.across
+        checked = scores.checked(
+            declared_metrics(self.measurement, self.config), of=self.measurement.name, controls=alone
+        )
+        # Scores of all documents together may need what was not stored, such as curves.
+        if not checked.names and not (document is None and defines(self.measurement, "combine")):
+            raise TextError(f"{document or 'the documents together'} gave no scores")
+        self.directory.save(key, checked, document=document, seconds=seconds)
+        if key in self.missing:
+            self.missing.remove(key)
+
+    def finish(self) -> None:
+        """Add the scores of all documents together, and finish the run."""
+        measurement = self.measurement
+        try:
+            if _TOGETHER in self._keys and not self.directory.has(_TOGETHER):
+                started = time.perf_counter()
+                parts = [self.directory.part(name) for name in self.inputs]
+                scores = as_scores(measurement, measurement.combine(parts, self.config))
+                self.save(_TOGETHER, scores, seconds=time.perf_counter() - started)
+            texts = [item.document for item in self.inputs.values()]
+            self.directory.finish(self._keys, provenance=_provenance(self.subject, texts, self.request.model.revision))
+        except WherewhatError as error:
+            self.end(error)
+        else:
+            self.end(self.directory)
+
+    @functools.cached_property
+    def at_once(self) -> int:
+        """Number of texts that go through the model together."""
+        tokens = max(item.text.ids.shape[1] for item in self.inputs.values())
+        chunk = self.request.chunk
+        return 1 if chunk is not None and tokens > chunk else texts_at_once(self.prepared.loaded.model, tokens)
+
+    @property
+    def reads_layers(self) -> bool:
+        """Whether it is measured in passes that other runs may share."""
+        measurement = self.measurement
+        if not isinstance(measurement, DocumentsMeasurement):
+            return isinstance(measurement, LayerMeasurement)
+        lengths = {item.text.ids.shape[1] for item in self.inputs.values()}
+        defined = type(measurement).measure_layer is not DocumentsMeasurement.measure_layer
+        return defined and len(lengths) == 1 and measurement.least_documents <= len(self.inputs) <= self.at_once
+
+    def split(self) -> list[list[str]]:
+        """Return the names of the inputs that are measured at once: all, or consecutive ones of one length."""
+        names = list(self.inputs)
+        if self.across:
+            return [names]
+        alone = isinstance(self.measurement, QuestionMeasurement | ChoicesMeasurement)
+        lengths = {name: item.text.ids.shape[1] for name, item in self.inputs.items()}
+        parts: list[list[str]] = []
+        for name in names:
+            if parts and not alone and len(parts[-1]) < self.at_once and lengths[parts[-1][0]] == lengths[name]:
+                parts[-1].append(name)
+            else:
+                parts.append([name])
+        return parts
+
+    def estimate(self, progress: Progress) -> str:
+        """Return time and memory in one line; empty where they are not shown, small, or not known beforehand."""
+        # Short pieces are timed only where the estimate is shown, and only texts that can be cut.
+        if not self.missing or not progress.shown:
+            return ""
+        if isinstance(self.measurement, QuestionMeasurement | ChoicesMeasurement):
+            return ""
+        ahead = [item.text for name, item in self.inputs.items() if name in self.missing or self.across]
+        line = estimate(self.subject, self.measurement, self.config, ahead)
+        tokens = max(item.text.ids.shape[1] for item in self.inputs.values())
+        size = memory(self.prepared.loaded.model, tokens, together=self.across, chunk=self.request.chunk)
+        return line and f"{line}, about {size / 2**30:.1f} GiB"
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Inputs that are measured at once.
+
+    Attributes:
+        keys: Names of the inputs of each job.
+        jobs: The runs that they are measured for; several only where all are of layers.
+    """
+
+    jobs: list[_Job]
+    keys: list[list[str]]
+
+    def measure(self) -> None:
+        """Measure and store; jobs that raise an error end."""
+        waiting = [(job, keys) for job, keys in zip(self.jobs, self.keys, strict=True) if not job.ended]
+        if not waiting:
+            return
+        started = time.perf_counter()
+        try:
+            outcomes = _measured(waiting)
+        except WherewhatError as error:
+            for job, _ in waiting:
+                job.end(error)
+            return
+        seconds = (time.perf_counter() - started) / len(waiting[0][1])
+        for (job, keys), outcome in zip(waiting, outcomes, strict=True):
+            try:
+                if isinstance(outcome, WherewhatError):
+                    raise outcome
+                for key, scores in zip([_TOGETHER] if job.across else keys, outcome, strict=True):
+                    if key in job.missing:
+                        job.save(key, scores, seconds=seconds)
+            except WherewhatError as error:
+                job.end(error)
+
+
+def _measured(waiting: Sequence[tuple[_Job, list[str]]]) -> list[list[Scores] | WherewhatError]:
+    """Return the scores of the inputs of each job, or of all inputs together."""
+    job, keys = waiting[0]
+    items = [job.inputs[key] for key in keys]
+    texts = [item.text for item in items]
+    if job.reads_layers:
+        wanted = [(cast("Any", job.measurement), job.config) for job, _ in waiting]
+        return _unless_too_large(lambda some: measure_pass(job.subject, some, wanted), texts, job)
+    measurement, subject, config = job.measurement, job.subject, job.config
+    if isinstance(measurement, DocumentsMeasurement):
+        return [[as_scores(measurement, measurement.measure(subject, texts, config))]]
+    if isinstance(measurement, QuestionMeasurement | ChoicesMeasurement):
+        asked: list[Any] = [item.question or item.choices for item in items]
+        return [[as_scores(measurement, measurement.measure(subject, question, config)) for question in asked]]
+    assert isinstance(measurement, TextMeasurement)
+    return _unless_too_large(lambda some: [[*measurement.measure_texts(subject, some, config)]], texts, job)
+
+
+def _unless_too_large(
+    measure: Callable[[Sequence[Text]], list[list[Scores] | WherewhatError]], texts: Sequence[Text], job: _Job
+) -> list[list[Scores] | WherewhatError]:
+    """Measure texts at once, or one after another if memory does not suffice."""
+    try:
+        return measure(texts)
+    except torch.OutOfMemoryError:
+        if len(texts) == 1 or job.across:
+            raise
+    torch.cuda.empty_cache()
+    parts = [measure([text]) for text in texts]
+    joined: list[list[Scores] | WherewhatError] = []
+    for outcomes in zip(*parts, strict=True):
+        error = next((outcome for outcome in outcomes if isinstance(outcome, WherewhatError)), None)
+        joined.append(error or [scores for outcome in outcomes for scores in cast("list[Scores]", outcome)])
+    return joined
+
+
+def _batches(jobs: Sequence[_Job]) -> list[_Batch]:
+    """Return the batches of all jobs in order; measurements of layers share those with the same texts."""
+    batches: list[_Batch] = []
+    shared: dict[tuple[Any, ...], _Batch] = {}
+    for job in jobs:
+        for keys in job.split():
+            if not job.missing or not (job.across or any(key in job.missing for key in keys)):
+                continue
+            texts = [job.inputs[key].text for key in keys]
+            passes = (job.request.chunk, job.request.offload, *((text.prefix, *text.ids[0].tolist()) for text in texts))
+            if not job.reads_layers:
+                batches.append(_Batch([job], [keys]))
+            elif passes in shared and job not in shared[passes].jobs:
+                shared[passes].jobs.append(job)
+                shared[passes].keys.append(keys)
+            else:
+                shared[passes] = _Batch([job], [keys])
+                batches.append(shared[passes])
+    return batches
 
 
 def _keys(measurement: Measurement, names: list[str]) -> list[str]:
@@ -205,22 +474,6 @@ def _keys(measurement: Measurement, names: list[str]) -> list[str]:
     if isinstance(measurement, DocumentsMeasurement):
         return [_TOGETHER]
     return [*names, _TOGETHER] if defines(measurement, "combine") and len(names) > 1 else names
-
-
-def _found(
-    measurement: Measurement, subject: ModelSubject, key: str, inputs: Mapping[str, Input], config: Any
-) -> Scores:
-    """Measure one document, or all of them."""
-    if isinstance(measurement, DocumentsMeasurement):
-        return as_scores(measurement, measurement.measure(subject, [item.text for item in inputs.values()], config))
-    item = inputs[key]
-    if isinstance(measurement, QuestionMeasurement):
-        assert item.question is not None
-        return as_scores(measurement, measurement.measure(subject, item.question, config))
-    if isinstance(measurement, ChoicesMeasurement):
-        assert item.choices is not None
-        return as_scores(measurement, measurement.measure(subject, item.choices, config))
-    return measure_text(measurement, subject, item.text, config)
 
 
 _SHORT, _LONG = 64, 256
@@ -248,24 +501,6 @@ def estimate(subject: Subject, measurement: Measurement, config: Any, texts: Seq
     if total < _SHORTEST_ESTIMATE:
         return ""
     return f"{counted(len(texts), 'document')} of {lengths[0]} tokens: about {duration(total)}"
-
-
-def memory(model: Any, tokens: int, *, together: bool = False, chunk: int | None = None) -> float:
-    """Return the approximate number of bytes of a forward pass: the weights and the activations of one block.
-
-    No n × n matrix is stored, and only one layer's queries and keys unless the text is run in chunks, so memory grows
-    linearly with the length of the text. Documents that are measured ``together`` need float64 sums of every layer's
-    queries and keys; with texts in chunks, all layers' queries, keys, values and outputs are stored.
-    """
-    config = model.config.get_text_config()
-    hidden = config.hidden_size
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden
-    size = next(model.parameters()).element_size()
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    sums = config.num_hidden_layers * tokens * 4 * hidden * 8 if together else 0
-    at_once = min(tokens, chunk or tokens)
-    held = 0 if at_once == tokens else config.num_hidden_layers * tokens * 4 * hidden * size
-    return float(weights + at_once * (6 * hidden + 3 * inner) * size + sums + held)
 
 
 def _seconds(subject: Subject, measurement: Measurement, config: Any, texts: Sequence[Text], n: int) -> float:
@@ -296,41 +531,76 @@ def _provenance(subject: ModelSubject, texts: list[Document], checkpoint: str | 
 
 
 def run_with_controls(
-    request: Request, controls: Iterable[Weights], *, out: Path, progress: Progress | None = None, again: bool = False
-) -> Controlled:
-    """Measure a model, and as controls the same model with other weights, such as ``("random", "shuffled")``."""
-    runs = {str(request.model.weights): run(request, out=out, progress=progress, again=again)}
-    left_out: dict[str, str] = {}
+    requests: Sequence[Request],
+    controls: Iterable[Weights],
+    *,
+    out: Path,
+    progress: Progress | None = None,
+    again: bool = False,
+) -> list[Controlled]:
+    """Measure a model, and as controls the same model with other weights, such as ``("random", "shuffled")``.
+
+    All requests are of one model; measurements of layers on the same texts share their passes.
+    """
+    models = LastModel()
+    runs: list[dict[str, RunDirectory]] = [{} for _ in requests]
+    left_out: list[dict[str, str]] = [{} for _ in requests]
+    outcomes = run_together(requests, out=out, progress=progress, models=models, again=again)
+    for request, outcome, of_request in zip(requests, outcomes, runs, strict=True):
+        if isinstance(outcome, WherewhatError):
+            raise outcome
+        of_request[str(request.model.weights)] = outcome
     for weights in controls:
-        outcome = run_control(request.with_weights(weights), out=out, progress=progress, again=again)
-        if isinstance(outcome, str):
-            left_out[weights] = outcome
-        else:
-            runs[weights] = outcome
-    return Controlled(runs, left_out)
+        others = [request.with_weights(weights) for request in requests]
+        control_outcomes = run_controls(others, out=out, progress=progress, models=models, again=again)
+        for index, control in enumerate(control_outcomes):
+            if isinstance(control, str):
+                left_out[index][weights] = control
+            else:
+                runs[index][weights] = control
+    return [Controlled(*pair) for pair in zip(runs, left_out, strict=True)]
 
 
-def run_control(
-    request: Request,
+def run_controls(
+    requests: Sequence[Request],
     *,
     out: Path,
     progress: Progress | None = None,
     models: LastModel | None = None,
     again: bool = False,
-) -> RunDirectory | str:
-    """Return the finished run of a control model, or in one line why there is none.
+    estimated: bool = True,
+    ended: Callable[[int, RunDirectory | WherewhatError], None] = lambda _, __: None,
+) -> list[RunDirectory | str]:
+    """Return the finished runs of one control model, or in one line why there is none.
 
     Some models have no such control model: quantised weights, for example, cannot be permuted. The reason is stored, so
-    that it is not tried again with the same model, options and versions, unless ``again`` is set.
+    that it is not tried again with the same model, options and versions, unless ``again`` is set. Arguments are those
+    of :func:`run_together`.
     """
     known = KnownRuns(out)
-    reason = None if again else known.find(request)
-    if isinstance(reason, str):
-        return reason
-    path = known.path(request)
-    try:
-        return run(request, out=out, progress=progress, models=models, again=again)
-    except (LoadError, CaptureError, MeasureError) as error:
-        if not isinstance(error, TooLargeError):
-            known.write(path, str(error), command=request.command())
-        return str(error)
+    outcomes: dict[int, RunDirectory | str] = {}
+    for index, request in enumerate(requests):
+        reason = None if again else known.find(request)
+        if isinstance(reason, str):
+            outcomes[index] = reason
+    left = [index for index in range(len(requests)) if index not in outcomes]
+    paths = {index: known.path(requests[index]) for index in left}
+    measured = run_together(
+        [requests[index] for index in left],
+        out=out,
+        progress=progress,
+        models=models,
+        again=again,
+        estimated=estimated,
+        ended=lambda position, outcome: ended(left[position], outcome),
+    )
+    for index, outcome in zip(left, measured, strict=True):
+        if not isinstance(outcome, WherewhatError):
+            outcomes[index] = outcome
+            continue
+        if not isinstance(outcome, LoadError | CaptureError | MeasureError):
+            raise outcome
+        if not isinstance(outcome, TooLargeError):
+            known.write(paths[index], str(outcome), command=requests[index].command())
+        outcomes[index] = str(outcome)
+    return [outcomes[index] for index in range(len(requests))]

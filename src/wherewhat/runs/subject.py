@@ -287,6 +287,48 @@ def device_type(loaded: LoadedModel) -> str:
     return torch.device(next((name for name in loaded.device.split("+") if name != "offloaded"), "cpu")).type
 
 
+def memory(model: Any, tokens: int, *, together: bool = False, chunk: int | None = None) -> float:
+    """Return the approximate number of bytes of a forward pass: the weights and the activations of one block.
+
+    No n × n matrix is stored, and only one layer's queries and keys unless the text is run in chunks, so memory grows
+    linearly with the length of the text. Documents that are measured ``together`` need float64 sums of every layer's
+    queries and keys; with texts in chunks, all layers' queries, keys, values and outputs are stored.
+    """
+    config = model.config.get_text_config()
+    hidden = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    size = next(model.parameters()).element_size()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    sums = config.num_hidden_layers * tokens * 4 * hidden * 8 if together else 0
+    at_once = min(tokens, chunk or tokens)
+    held = 0 if at_once == tokens else config.num_hidden_layers * tokens * 4 * hidden * size
+    return float(weights + at_once * (6 * hidden + 3 * inner) * size + sums + held)
+
+
+_ON_CPU, _ON_GPU = 128, 8192
+"""Tokens that go through a model together: more gain little, and on a CPU long texts do not stay in its caches."""
+
+
+def texts_at_once(model: Any, tokens: int) -> int:
+    """Return the number of texts of ``tokens`` tokens that go through a model together, at least 1.
+
+    On a GPU as many as fit into half of its free memory, beside the intermediate results of a layer's measurements.
+    """
+    device = next((x.device for x in model.parameters() if x.device.type == "cuda"), None)
+    if device is None:
+        return max(1, _ON_CPU // tokens)
+    most = max(1, _ON_GPU // tokens)
+    config = model.config.get_text_config()
+    hidden, heads = config.hidden_size, getattr(config, "num_attention_heads", 1)
+    # A measurement holds queries and keys about eight times in float64, and several blocks of logits.
+    each = memory(model, tokens) - memory(model, 0) + 64 * 2 * hidden * tokens + 16 * heads * tokens * min(tokens, 2048)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + unused
+    while most > 1 and most * each > free / 2:
+        most //= 2
+    return most
+
+
 class ModelSubject:
     """Runs a loaded, proved model and passes its layers on.
 

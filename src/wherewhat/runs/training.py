@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import prove
 from wherewhat.captures.structure import same_modules, state_of
-from wherewhat.errors import ConfigError, MeasureError, StoreError, TextError, one_line
+from wherewhat.errors import ConfigError, MeasureError, StoreError, TextError, WherewhatError, one_line
 from wherewhat.files import JSON, remove
 from wherewhat.measures.measurement import (
     ChoicesMeasurement,
@@ -27,7 +26,7 @@ from wherewhat.measures.measurement import (
     Text,
     declared_metrics,
     find_measurement,
-    measure_layer,
+    measure_pass,
     measure_text,
 )
 from wherewhat.models.loaded import LoadedModel, evaluation, max_positions
@@ -49,7 +48,7 @@ from wherewhat.runs.records import (
 )
 from wherewhat.runs.request import MemoryModel, common_length, document_text, model_request
 from wherewhat.runs.results import commonest
-from wherewhat.runs.subject import ModelSubject
+from wherewhat.runs.subject import ModelSubject, texts_at_once
 from wherewhat.scores import Column, Scores
 from wherewhat.text.documents import Document, documents_of, embedded_documents
 
@@ -372,31 +371,24 @@ def check_positive(**values: int) -> None:
 def measure_texts(subject: ModelSubject, texts: Sequence[Text], chosen: Chosen) -> dict[str, list[Scores]]:
     """Return the scores of each text, or of all texts together, by measurement.
 
-    All measurements of layers share one pass over a text.
+    The texts have one length: as many as memory allows go through the model together, and all measurements of layers
+    share their passes.
     """
-    layered = [
-        (measurement, config) for measurement, config in chosen.values() if isinstance(measurement, LayerMeasurement)
-    ]
-    scores: dict[str, list[Scores]] = {name: [] for name in chosen}
-    for text in texts:
-        layers: dict[str, list[Scores]] = {measurement.name: [] for measurement, _ in layered}
-
-        def measure(layer: LayerAttention, into: dict[str, list[Scores]] = layers) -> None:
-            for measurement, config in layered:
-                into[measurement.name].append(measure_layer(measurement, layer, config))
-
-        if layered:
-            subject.run(text.ids, measure)
-        for name, (measurement, config) in chosen.items():
-            if isinstance(measurement, LayerMeasurement):
-                measurement.check(layers[name])
-                scores[name].append(Scores(layers=layers[name], whole=measurement.pooled(layers[name])))
-            elif not isinstance(measurement, DocumentsMeasurement):
-                scores[name].append(measure_text(measurement, subject, text, config))
+    layered = {name: (x, config) for name, (x, config) in chosen.items() if isinstance(x, LayerMeasurement)}
+    scores: dict[str, list[Scores]] = {name: [] for name in layered}
+    step = texts_at_once(subject.loaded.model, texts[0].ids.shape[1])
+    for start in range(0, len(texts) if layered else 0, step):
+        outcomes = measure_pass(subject, texts[start : start + step], list(layered.values()))
+        for name, outcome in zip(layered, outcomes, strict=True):
+            if isinstance(outcome, WherewhatError):
+                raise outcome
+            scores[name] += outcome
     for name, (measurement, config) in chosen.items():
         if isinstance(measurement, DocumentsMeasurement):
             scores[name] = [measurement.measure(subject, texts, config)]
-    return scores
+        elif name not in layered:
+            scores[name] = [measure_text(measurement, subject, text, config) for text in texts]
+    return {name: scores[name] for name in chosen}
 
 
 def _in_tokens(loaded: LoadedModel, documents: Sequence[Document], tokens: int) -> list[Text]:
