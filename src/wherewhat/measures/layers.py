@@ -154,7 +154,7 @@ def frequencies(layer: LayerAttention, queries: Queries = "last", *, tau: float 
     _check_keys(layer)
     assert layer.rotation is not None
     chosen = _positions(layer, queries)
-    use = frequency_use(layer, chosen)
+    use = frequency_use(layer, chosen).cpu()
     single = [plane_swaps(layer, query, tau=tau) for query in chosen]
     s_pos, s_sym = (torch.stack(scores).mean(0).cpu() for scores in zip(*single, strict=True))
     inv_freq = layer.rotation.inv_freq

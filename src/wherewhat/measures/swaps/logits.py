@@ -190,7 +190,7 @@ def query_logits(
         rot_q = attention.rot_q[0][:, rows].to(dtype) * attention.scale
         for columns in _nested(keys):
             most = max((keys[x] for x in columns), key=len)
-            longest = _slice(most)
+            longest = consecutive(most)
             part_rows = slice(None) if len(columns) == len(part) else columns
 
             def grouped(x: Tensor, rows_here: slice | list[int] = part_rows, keys: slice | Tensor = longest) -> Tensor:
@@ -242,7 +242,7 @@ def _nested(lists: list[Tensor]) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-def _slice(index: Tensor) -> slice | Tensor:
+def consecutive(index: Tensor) -> slice | Tensor:
     """Return ascending indices as a slice where they are consecutive: it needs no copy to a GPU."""
     first, last = int(index[0]), int(index[-1])
     return slice(first, last + 1) if last - first + 1 == len(index) else index

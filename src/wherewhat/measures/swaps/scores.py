@@ -30,14 +30,16 @@ def label(s_pos: Tensor, s_sym: Tensor, gamma: float, *, sink: Tensor | None = N
         sink: True for sink heads, see :func:`sink_heads`; None labels heads by their scores alone.
     """
     high_pos, high_sym = s_pos >= 1 - gamma, s_sym >= 1 - gamma
+    codes = {
+        "positional": high_pos & (s_sym <= gamma),
+        "symbolic": high_sym & (s_pos <= gamma),
+        "uniform": high_pos & high_sym,
+    }
     code = torch.zeros_like(s_pos, dtype=torch.int64)
-    code[high_pos & (s_sym <= gamma)] = LABELS.index("positional")
-    code[high_sym & (s_pos <= gamma)] = LABELS.index("symbolic")
-    code[high_pos & high_sym] = LABELS.index("uniform")
-    code[s_pos.isnan() | s_sym.isnan()] = -1
-    if sink is not None:
-        code[sink] = LABELS.index("sink")
-    return code
+    for name, heads in codes.items():
+        code = code.masked_fill(heads, LABELS.index(name))
+    code = code.masked_fill(s_pos.isnan() | s_sym.isnan(), -1)
+    return code if sink is None else code.masked_fill(sink, LABELS.index("sink"))
 
 
 def sink_heads(excess: Tensor, threshold: float = SINK) -> Tensor:
@@ -50,7 +52,7 @@ def sink_heads(excess: Tensor, threshold: float = SINK) -> Tensor:
         excess: Share of attention on the first tokens minus that of uniform attention, ``(heads, documents)``.
         threshold: Smallest mean excess.
     """
-    low = over_documents(excess[..., None])[:, 0].to(excess.device)  # NaN for a single document
+    low = over_documents(excess[..., None])[:, 0]  # NaN for a single document
     return (excess.double().nanmean(-1) >= threshold) & ~(low <= 0)
 
 
