@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,12 +12,18 @@ from helpers.capture import TinySubject, tokens
 from helpers.heads import LABELS_OF, ConstructedSubject
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.heads import HeadsConfig
-from wherewhat.measures.heads.scores import combine_documents, measure_heads
+from wherewhat.measures.heads.heads_measurement import HeadsMeasurement
+from wherewhat.measures.heads.scores import combine_documents
+from wherewhat.measures.measurement import Text, measure_pass, measure_text
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.tensors import correlation
 
 CONFIG = HeadsConfig(queries=4, blocks=(2,), taus=(1e-2,))
+
+
+def measure_heads(subject, ids, config):
+    return measure_text(HeadsMeasurement(), subject, Text(ids), config)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma3_text", "gpt_oss"])
@@ -119,6 +126,39 @@ def test_documents_are_combined_by_head():
         expected = torch.stack([document.layers[index].heads["s_pos"] for document in documents]).mean(0)
         torch.testing.assert_close(layer.heads["s_pos_together"], expected, rtol=1e-5, atol=1e-6)
         assert bool((layer.heads["s_pos_low_together"] <= layer.heads["s_pos_high_together"]).all())
+
+
+@pytest.mark.parametrize(("values", "words"), [(math.inf, "keys of layer 0 are not finite"), (1e30, "logits overflow")])
+def test_numbers_that_are_not_finite_are_refused(values, words):
+    class Overflowing(ConstructedSubject):
+        def run(self, ids, reducer, *, logits=False):
+            super().run(ids, lambda layer: reducer(replace(layer, rot_q=values * layer.rot_q, rot_k=1e9 * layer.rot_k)))
+
+    with pytest.raises(MeasureError, match=words):
+        measure_heads(Overflowing(), tokens(40), CONFIG)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma3_text", "gpt_oss", "gemma2"])
+def test_texts_in_one_pass_have_the_scores_of_each_alone(family):
+    """Brute force: three texts as one batch, and one at a time."""
+    subject, texts = TinySubject(family), [Text(tokens(40, seed=seed)) for seed in range(3)]
+    measurement = HeadsMeasurement()
+    together = measure_pass(subject, texts, {"heads": (measurement, CONFIG)})["heads"]
+    for text, found in zip(texts, together, strict=True):
+        alone = measure_text(measurement, subject, text, CONFIG)
+        assert found.whole == pytest.approx(alone.whole, abs=1e-4)
+        for ours, theirs in zip(found.layers, alone.layers, strict=True):
+            assert ours.heads.keys() == theirs.heads.keys()
+            for name, values in theirs.heads.items():
+                # Weights differ by rounding of float32, and are divided by τ; a tie may be decided otherwise.
+                if name not in ("slash_lag", "label", "label_no_sink"):
+                    torch.testing.assert_close(ours.heads[name], values, rtol=1e-4, atol=2e-3, equal_nan=True)
+            assert ours.whole == pytest.approx(theirs.whole, abs=0.3, nan_ok=True)
+            for name, column in theirs.curves.items():
+                assert ours.curves[name].axes == column.axes
+                torch.testing.assert_close(
+                    ours.curves[name].values, column.values, rtol=1e-4, atol=5e-3, equal_nan=True
+                )
 
 
 def test_correlation_leaves_out_what_is_unknown():

@@ -247,7 +247,7 @@ def test_constructed_heads_have_their_labels():
     """A sink head counts as symbolic if its first key is swapped, and is a sink head otherwise."""
     attention = constructed_heads()
     found = layer_swaps(attention, choose_queries(attention.n, count=8), sink_tokens=1)
-    spread = pattern_statistics(attention, torch.arange(attention.n), PatternConfig()).spread
+    spread = pattern_statistics(attention, torch.arange(attention.n)[None], PatternConfig()).spread.result()
     sink = sink_heads((spread.sink_mass - spread.uniform_sink_mass)[:, None])
     all_keys = label(found.s_pos.mean(1), found.s_sym.mean(1), 0.1)
     no_sink = label(found.s_pos_no_sink.mean(1), found.s_sym_no_sink.mean(1), 0.1, sink=sink)

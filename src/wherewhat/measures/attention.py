@@ -12,7 +12,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.heads import AttentionConfig
-from wherewhat.measures.tensors import effective_rank, per_query_head, squared_singular_values
+from wherewhat.measures.tensors import effective_rank, scores_by_text, squared_singular_values, token_ranks
 from wherewhat.options import short_repr
 from wherewhat.scores import Scores
 
@@ -27,14 +27,16 @@ def rank_one_share(x: Tensor, *, centred: bool = False) -> Tensor:
         x: Tokens.
         centred: Subtract the mean token first; NaN where all tokens are equal.
     """
+    return rank_one_shares(x)[int(centred)]
+
+
+def rank_one_shares(x: Tensor) -> Tensor:
+    """Return :func:`rank_one_share` of ``x`` ``(..., n, d)``, and of ``x`` without its mean, ``(2, ...)``."""
     x = x.double()
-    size = x.square().sum((-1, -2))
-    if centred:
-        x = x - x.mean(-2, keepdim=True)
-    values = squared_singular_values(x)
+    values = squared_singular_values(torch.stack([x, x - x.mean(-2, keepdim=True)]))
     total = values.sum(-1)
     # Equal tokens without their mean are rounding errors, whose rank is meaningless.
-    return torch.where(total > 1e-24 * size, values[..., -1] / total, torch.nan)
+    return torch.where(total > 1e-24 * x.square().sum((-1, -2)), values[..., -1] / total, torch.nan)
 
 
 @functools.lru_cache(maxsize=64)
@@ -110,13 +112,16 @@ class WeightBlock:
         return self.visible.sum(-1)
 
 
-def weight_blocks(attention: LayerAttention, block_mib: int) -> Iterator[WeightBlock]:
-    """Yield the attention weights of all queries of one text, in order, in blocks of ``block_mib`` MiB."""
+def weight_blocks(attention: LayerAttention, block_mib: int, *, check: bool = True) -> Iterator[WeightBlock]:
+    """Yield the attention weights of all queries of one text, in order, in blocks of ``block_mib`` MiB.
+
+    Queries or keys that are not finite raise an error, unless ``check`` is False: it waits for a GPU.
+    """
     if attention.rot_q.shape[0] != 1:
         raise MeasureError(
             f"layer {attention.layer} holds {attention.rot_q.shape[0]} texts: measure one text at a time"
         )
-    if not all(bool(x.isfinite().all()) for x in (attention.rot_q, attention.rot_k)):
+    if check and not all(bool(x.isfinite().all()) for x in (attention.rot_q, attention.rot_k)):
         raise MeasureError(
             f"queries or keys of layer {attention.layer} are not finite: the model's activations overflow"
         )
@@ -148,15 +153,6 @@ class AttentionSpread:
 
     __repr__ = short_repr
 
-    def heads(self) -> dict[str, Tensor]:
-        """Return values per head by metric."""
-        scores = {"entropy": self.entropy, "sink_mass": self.sink_mass}
-        return scores if self.learned_sink_mass is None else scores | {"learned_sink_mass": self.learned_sink_mass}
-
-    def controls(self) -> dict[str, float]:
-        """Return the values of uniform attention by metric."""
-        return {"entropy_uniform": self.uniform_entropy, "sink_mass_uniform": self.uniform_sink_mass}
-
 
 class SpreadSums:
     """Accumulate :class:`AttentionSpread` over blocks of queries.
@@ -174,33 +170,48 @@ class SpreadSums:
         self._learned_sink = attention.sinks is not None
         self._n = n
         self._entropy, self._sink, self._learned = torch.zeros(3, heads, dtype=torch.float64, device=device)
-        self._uniform_entropy = self._uniform_sink = 0.0
-        self._deciding = self._after_sink = 0
+        # Entropy and share of the first tokens of uniform attention, and the number of queries with a choice.
+        self._uniform = torch.zeros(3, dtype=torch.float64, device=device)
+        self._after_sink = 0
 
     def add(self, block: WeightBlock) -> None:
         """Add the next block."""
         first = slice(self.sink_tokens)
+        late = slice(max(0, self.sink_tokens - block.rows.start), None)  # queries after the first tokens
         seen = block.seen
-        nats = torch.special.entr(block.weights).sum(-1) + torch.special.entr(block.missing)
+        nats = torch.special.entr(block.weights).sum(-1)
+        if self._learned_sink:
+            nats += torch.special.entr(block.missing)
+            self._learned += block.missing.sum(-1).double()
         choice = seen >= 2
-        late = torch.arange(block.rows.start, block.rows.stop, device=seen.device) >= self.sink_tokens
-        self._entropy += nats[:, choice].sum(-1).double()
+        self._entropy += nats.masked_fill_(~choice, 0).sum(-1).double()
         self._sink += block.weights[:, late, first].sum((-1, -2)).double()
-        self._learned += block.missing.sum(-1).double()
         # The sink column counts in the entropy, so uniform attention includes it.
-        self._uniform_entropy += float((seen[choice] + self._learned_sink).double().log().sum())
-        self._uniform_sink += float((block.visible[late, first].sum(-1) / seen[late].clamp_min(1)).double().sum())
-        self._deciding += int(choice.sum())
-        self._after_sink += int(late.sum())
+        entropy = (seen + self._learned_sink).clamp_min(1).double().log().masked_fill(~choice, 0)
+        sink = (block.visible[late, first].sum(-1) / seen[late].clamp_min(1)).double()
+        self._uniform += torch.stack([entropy.sum(), sink.sum(), choice.sum().double()])
+        self._after_sink += len(sink)
+
+    def heads(self) -> dict[str, Tensor]:
+        """Return values per head by metric, means over the queries of all blocks, on the device."""
+        deciding = self._uniform[2].clamp_min(1)
+        values = {"entropy": self._entropy / deciding, "sink_mass": self._sink / self._after_sink}
+        return values | ({"learned_sink_mass": self._learned / self._n} if self._learned_sink else {})
+
+    def controls(self) -> dict[str, Tensor]:
+        """Return the values of uniform attention by metric, on the device."""
+        entropy, sink, deciding = self._uniform
+        return {
+            "entropy_uniform": entropy / deciding.clamp_min(1),
+            "sink_mass_uniform": sink / self._after_sink,
+        }
 
     def result(self) -> AttentionSpread:
         """Return means over the queries of all blocks."""
+        heads = {name: values.cpu() for name, values in self.heads().items()}
+        entropy, sink = (float(value) for value in self.controls().values())
         return AttentionSpread(
-            entropy=(self._entropy / max(1, self._deciding)).cpu(),
-            uniform_entropy=self._uniform_entropy / max(1, self._deciding),
-            sink_mass=(self._sink / self._after_sink).cpu(),
-            uniform_sink_mass=self._uniform_sink / self._after_sink,
-            learned_sink_mass=(self._learned / self._n).cpu() if self._learned_sink else None,
+            heads["entropy"], entropy, heads["sink_mass"], sink, heads.get("learned_sink_mass")
         )
 
 
@@ -233,23 +244,24 @@ def attention_stats(attention: LayerAttention, config: AttentionConfig) -> Atten
     spread = SpreadSums(attention, config.sink_tokens)
     for block in weight_blocks(attention, config.block_mib):
         spread.add(block)
+    q_rank, k_rank = (rank.cpu() for rank in token_ranks(attention))
     return AttentionStats(
         **vars(spread.result()),
-        q_rank=effective_rank(attention.q[0]).cpu(),
-        k_rank=per_query_head(effective_rank(attention.k[0]), attention).cpu(),
+        q_rank=q_rank,
+        k_rank=k_rank,
         gaussian_rank=gaussian_rank(attention.m, attention.rot_k.shape[-1]),
     )
 
 
-def layer_scores(attention: LayerAttention, config: AttentionConfig) -> Scores:
-    """Return entropy, sink mass and ranks of every head of a layer."""
-    stats = attention_stats(attention, config)
-    heads = stats.heads() | {"q_rank": stats.q_rank, "k_rank": stats.k_rank}
-    for name, values in heads.items():
-        if not bool(values.isfinite().all()):
-            raise MeasureError(f"{name} of layer {attention.layer} is not finite: the model's activations overflow")
-    return Scores(
-        layer=attention.layer,
-        heads=heads,
-        whole=stats.controls() | {"rank_gaussian": stats.gaussian_rank},
+def layer_scores(attention: LayerAttention, config: AttentionConfig) -> list[Scores]:
+    """Return entropy, sink mass and ranks of every head of a layer, for each of its texts."""
+    merged = attention.merged
+    spread = SpreadSums(merged, config.sink_tokens)
+    for block in weight_blocks(merged, config.block_mib * attention.texts, check=False):
+        spread.add(block)
+    q_rank, k_rank = token_ranks(merged)
+    return scores_by_text(
+        attention,
+        heads=spread.heads() | {"q_rank": q_rank, "k_rank": k_rank},
+        whole=spread.controls() | {"rank_gaussian": gaussian_rank(attention.m, attention.rot_k.shape[-1])},
     )

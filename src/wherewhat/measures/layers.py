@@ -30,7 +30,7 @@ from wherewhat.measures.heads import AttentionConfig
 from wherewhat.measures.measurement import KEYS_MIX
 from wherewhat.measures.planes.statistics import PlaneStats, layer_stats
 from wherewhat.measures.swaps import TAU
-from wherewhat.measures.swaps.layer import Swaps, layer_swaps
+from wherewhat.measures.swaps.layer import Swaps, check_exclusion, layer_swaps
 from wherewhat.measures.swaps.logits import choose_queries
 from wherewhat.measures.tensors import check_finite, check_single_text
 from wherewhat.options import checked, short_repr
@@ -95,7 +95,9 @@ def swaps(
     """
     _check_keys(layer)
     chosen = _positions(layer, queries)
-    return layer_swaps(layer, chosen, tau=tau, block=block, skip=skip, sink_tokens=sink_tokens)
+    scores = layer_swaps(layer, chosen, tau=tau, block=block, skip=skip, sink_tokens=sink_tokens).cpu()
+    check_exclusion(layer.layer, float(scores.exclusion.amin()))
+    return scores
 
 
 @checked(layer=_layer)
@@ -152,7 +154,7 @@ def frequencies(layer: LayerAttention, queries: Queries = "last", *, tau: float 
     _check_keys(layer)
     assert layer.rotation is not None
     chosen = _positions(layer, queries)
-    use = frequency_use(layer, chosen)
+    use = frequency_use(layer, chosen).cpu()
     single = [plane_swaps(layer, query, tau=tau) for query in chosen]
     s_pos, s_sym = (torch.stack(scores).mean(0).cpu() for scores in zip(*single, strict=True))
     inv_freq = layer.rotation.inv_freq

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Mapping
 
@@ -11,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.statistics import interval, share_bounds
+from wherewhat.measures.statistics import share_bounds, student
 from wherewhat.numerics import has_triton
 from wherewhat.scores import Column, Scores
 
@@ -26,13 +27,21 @@ def over_documents(values: Tensor) -> Tensor:
     Args:
         values: ``(heads, documents, queries)``.
     """
-    units = values[:, 0] if values.shape[1] == 1 else values.double().nanmean(-1)
-    bounds = []
-    for row in units.double().cpu():
-        known = row[~row.isnan()].tolist()
-        about = interval(known) if len(known) > 1 else None
-        bounds.append((torch.nan, torch.nan) if about is None else (about.low, about.high))
-    return torch.tensor(bounds, dtype=torch.float64).view(-1, 2)
+    units = (values[:, 0] if values.shape[1] == 1 else values.double().nanmean(-1)).double()
+    known = ~units.isnan()
+    count = known.sum(-1)
+    mean = units.nansum(-1) / count
+    squares = (units - mean[:, None]).masked_fill(~known, 0).square().sum(-1)
+    reach = _quantiles(units.shape[-1], units.device)[count] * (squares / (count - 1) / count).sqrt()
+    return torch.stack([mean - reach, mean + reach], -1)
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _quantiles(most: int, device: torch.device) -> Tensor:
+    """Return Student's 97.5 % quantile for means of 0 to ``most`` values, ``(most + 1,)``; NaN for fewer than two."""
+    quantiles = [student(n) if n > 1 else math.nan for n in range(most + 1)]
+    return torch.tensor(quantiles, dtype=torch.float64, device=device)
 
 
 def share_intervals(hits: Tensor, counts: Tensor) -> Tensor:

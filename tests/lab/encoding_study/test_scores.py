@@ -79,7 +79,7 @@ def test_a_record_is_what_one_layer_and_document_at_a_time_gives(encoding, held_
     for name in ("s_pos", "s_sym"):
         close(name, ([getattr(one, name).mean(1) for one in row] for row in swaps))
     patterns = [
-        [pattern_statistics(layer, ids[0], PatternConfig()) for layer in layers]
+        [pattern_statistics(layer, ids, PatternConfig()) for layer in layers]
         for ids, layers in zip(documents, each, strict=True)
     ]
     close("previous_token", ([one.slashes.by_lag[:, 1] for one in row] for row in patterns))
@@ -110,7 +110,7 @@ def test_losses_ranks_and_induction(encoding, held_out):
         torch.testing.assert_close(found[f"{name}_rank"].double(), effective_rank(together), atol=1e-3, rtol=1e-4)
     ids = held_out.repeats[:1]
     for index, layer in enumerate(layers_of(subject, ids)):
-        induction = pattern_statistics(layer, ids[0], PatternConfig()).induction
+        induction = pattern_statistics(layer, ids, PatternConfig()).induction
         torch.testing.assert_close(found["induction"][index].double(), induction.mass, atol=1e-5, rtol=1e-4)
         assert float(found["induction_uniform"]) == pytest.approx(induction.uniform, abs=1e-6)
 

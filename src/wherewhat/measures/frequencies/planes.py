@@ -12,7 +12,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.swaps import SCORES, TAU
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.logits import QueryLogits, keys_before, query_logits
+from wherewhat.measures.swaps.logits import QueryLogits, consecutive, keys_before, on_device, query_logits
 from wherewhat.measures.swaps.scores import score_swaps
 from wherewhat.measures.tensors import per_query_head
 from wherewhat.scores import Column, Scores
@@ -54,12 +54,16 @@ def frequency_use(attention: LayerAttention, queries: Sequence[int]) -> Tensor:
     The largest absolute contribution over the keys before a query, averaged over queries (arXiv 2511.11579).
     """
     assert attention.rotation is not None
-    pairs = attention.rotation.pairs
-    by_query = [
-        partial_logits(attention, query, keys, pairs).abs().amax(1)
-        for query, keys in zip(queries, keys_before(attention, queries), strict=True)
-    ]
-    return torch.stack(by_query).mean(0).cpu()
+    rows = on_device(tuple(queries), attention.rot_q.device)
+    q = attention.rot_q[0][:, rows].double().view(attention.kv_heads, -1, len(queries), attention.rot_q.shape[-1])
+    k = attention.rot_k[0].double()[:, None]
+    (first_q, first_k), (second_q, second_k) = ((q[..., half], k[..., half]) for half in attention.rotation.halves)
+    total = torch.zeros(*q.shape[:2], attention.rotation.planes, dtype=torch.float64, device=q.device)
+    for index, keys in enumerate(keys_before(attention, queries)):
+        own, seen = slice(index, index + 1), consecutive(keys)
+        products = first_q[:, :, own] * first_k[:, :, seen]  # (kv_heads, heads of a key head, keys, planes)
+        total += products.addcmul_(second_q[:, :, own], second_k[:, :, seen]).abs_().amax(2)
+    return total.flatten(0, 1) * (attention.scale / len(queries))
 
 
 def mean_frequency(use: Tensor, inv_freq: Tensor) -> Tensor:
@@ -76,7 +80,7 @@ def mean_frequency(use: Tensor, inv_freq: Tensor) -> Tensor:
         Mean ID, 1 for the fastest plane; NaN where all use is zero.
     """
     total = use.sum(-1)
-    return torch.where(total > 0, use @ frequency_ids(inv_freq) / total.clamp_min(1e-300), torch.nan)
+    return torch.where(total > 0, use @ _ids_like(use, inv_freq) / total.clamp_min(1e-300), torch.nan)
 
 
 def mean_frequency_softmax(use: Tensor, inv_freq: Tensor) -> Tensor:
@@ -85,8 +89,13 @@ def mean_frequency_softmax(use: Tensor, inv_freq: Tensor) -> Tensor:
     The weights are the softmax over planes of their use, a logit contribution: a plane that contributes a few logits
     more than the others determines the mean. Arguments and result are those of :func:`mean_frequency`.
     """
-    mean = use.double().softmax(-1) @ frequency_ids(inv_freq)
+    mean = use.double().softmax(-1) @ _ids_like(use, inv_freq)
     return torch.where(use.sum(-1) > 0, mean, torch.nan)
+
+
+def _ids_like(use: Tensor, inv_freq: Tensor) -> Tensor:
+    """Return :func:`frequency_ids` on the device of ``use``, without a wait for it."""
+    return on_device(tuple(frequency_ids(inv_freq).int().tolist()), use.device).double()
 
 
 _ENTRIES = 2**21

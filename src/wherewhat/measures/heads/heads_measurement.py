@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from wherewhat.errors import MeasureError
 from wherewhat.measures.heads import AttentionConfig, HeadsConfig
-from wherewhat.measures.measurement import LayerMeasurement, Subject, Text, TextMeasurement
+from wherewhat.measures.measurement import LayerMeasurement, Subject, Text
 from wherewhat.measures.swaps import LABELS, SCORES
 from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, Metric, Scores, stored_metric
 
@@ -121,10 +122,11 @@ PATTERN_METRICS = (
 )
 
 
-class HeadsMeasurement(TextMeasurement):
+class HeadsMeasurement(LayerMeasurement):
     """``wherewhat heads``."""
 
     name = "heads"
+    swaps_keys = True
     revision = 5
     summary = "Positional and symbolic scores of every head, with attention patterns."
     config = HeadsConfig
@@ -294,11 +296,31 @@ class HeadsMeasurement(TextMeasurement):
         "Attention on a kind of token is not the effect of the head on the output."
     )
 
-    def measure(self, subject: Subject, text: Text, config: HeadsConfig) -> Scores:
-        """Return the scores."""
-        from wherewhat.measures.heads.scores import measure_heads
+    def measure_texts(self, layer: LayerAttention, texts: Sequence[Text], config: HeadsConfig) -> Sequence[Scores]:
+        """Return the scores of each text."""
+        import torch
 
-        return measure_heads(subject, text.ids, config)
+        from wherewhat.measures.heads.scores import layer_scores
+
+        return layer_scores(layer, torch.cat([text.ids for text in texts]), config)
+
+    def check(self, layers: Sequence[Scores]) -> None:
+        """Refuse attention that is not finite, and scores that are impossible."""
+        from wherewhat.measures.heads.scores import check_layers
+
+        check_layers(layers)
+
+    def complete(self, subject: Subject, text: Text, scores: Scores, config: HeadsConfig) -> Scores:
+        """Return the scores with those of layers that are run again."""
+        from wherewhat.measures.heads.scores import complete
+
+        return complete(subject, text.ids, scores, config)
+
+    def pooled(self, layers: Sequence[Scores]) -> Mapping[str, float]:
+        """Return correlations over heads."""
+        from wherewhat.measures.heads.scores import head_correlations
+
+        return head_correlations(layers)
 
     def combine(self, documents: Sequence[Scores], config: HeadsConfig) -> Scores:
         """Return scores of all documents together."""
@@ -332,8 +354,15 @@ class AttentionMeasurement(LayerMeasurement):
         "and its length. Effective rank counts directions, not their importance for the logits."
     )
 
-    def measure(self, layer: LayerAttention, config: AttentionConfig) -> Scores:
-        """Return the scores."""
+    def measure_texts(self, layer: LayerAttention, texts: Sequence[Text], config: AttentionConfig) -> Sequence[Scores]:
+        """Return the scores of each text."""
         from wherewhat.measures.attention import layer_scores
 
         return layer_scores(layer, config)
+
+    def check(self, layers: Sequence[Scores]) -> None:
+        """Refuse values that are not finite."""
+        for layer in layers:
+            for name, values in layer.heads.items():
+                if not bool(values.isfinite().all()):
+                    raise MeasureError(f"{name} of layer {layer.layer} is not finite: the model's activations overflow")

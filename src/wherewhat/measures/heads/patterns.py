@@ -10,15 +10,14 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.attention import (
-    AttentionSpread,
     SpreadSums,
     WeightBlock,
     gaussian_rank_one_share,
-    rank_one_share,
+    rank_one_shares,
     weight_blocks,
 )
 from wherewhat.measures.heads import PatternConfig
-from wherewhat.measures.tensors import check_single_text, defined, per_query_head
+from wherewhat.measures.tensors import check_single_text, per_query_head
 from wherewhat.options import short_repr
 from wherewhat.scores import Column
 
@@ -28,7 +27,7 @@ class Slashes:
     """Mean attention weight at every lag Δ = i - j, over all n - Δ pairs of the text.
 
     Attributes:
-        by_lag: ``(heads, lags)`` float64.
+        by_lag: ``(heads, lags)`` float64; of all texts of the layer, texts outermost.
         uniform: The same for uniform attention over the visible keys, ``(lags,)`` float64.
         compared: Number of lags, from 0, that the maximum is over: those of at least half of the queries. Larger lags
             have few pairs, and queries that attend to the first token would count as a slash.
@@ -51,9 +50,9 @@ class Slashes:
         return self.by_lag[:, : self.compared].argmax(-1).double()
 
     @property
-    def largest_uniform(self) -> float:
-        """Largest mean weight of uniform attention."""
-        return float(self.uniform[: self.compared].amax())
+    def largest_uniform(self) -> Tensor:
+        """Largest mean weight of uniform attention, a scalar."""
+        return self.uniform[: self.compared].amax()
 
 
 class SlashSums:
@@ -79,7 +78,7 @@ class SlashSums:
     def result(self) -> Slashes:
         """Return means over the pairs of all blocks."""
         pairs = self._n - torch.arange(self.lags, device=self._sums.device)
-        means = (self._sums / pairs).cpu()
+        means = self._sums / pairs
         return Slashes(means[:-1], means[-1], compared=min(self.lags, self._n // 2 + 1))
 
 
@@ -108,23 +107,23 @@ class TargetMass:
     """Attention on target keys, mean over the queries that see at least one.
 
     Attributes:
-        mass: Mean total weight on the targets, ``(heads,)`` float64; NaN if no query sees a target.
-        hits: Share of those queries whose most attended key is a target, ``(heads,)`` float64; NaN likewise.
-        uniform: Mean weight of uniform attention on the targets, equal to the share of hits of a random key; NaN
-            likewise.
-        queries: Number of those queries.
+        mass: Mean total weight on the targets, ``(texts · heads,)`` float64; NaN if no query sees a target.
+        hits: Share of those queries whose most attended key is a target, ``(texts · heads,)`` float64; NaN likewise.
+        uniform: Mean weight of uniform attention on the targets, equal to the share of hits of a random key,
+            ``(texts,)``; NaN likewise.
+        queries: Number of those queries, ``(texts,)`` float64.
     """
 
     mass: Tensor
     hits: Tensor
-    uniform: float
-    queries: int
+    uniform: Tensor
+    queries: Tensor
 
     __repr__ = short_repr
 
 
 def target_keys(ids: Tensor, rows: slice) -> Tensor:
-    """Return the keys that heads of known kinds attend to, ``(targets, rows, n)`` boolean.
+    """Return the keys that heads of known kinds attend to, ``(targets, texts, rows, n)`` boolean.
 
     In the order of ``TARGETS``, for query i and keys j up to i:
 
@@ -137,16 +136,16 @@ def target_keys(ids: Tensor, rows: slice) -> Tensor:
       last query has none.
 
     Args:
-        ids: Token ids, ``(n,)``.
+        ids: Token ids, ``(texts, n)``.
         rows: Indices of the queries.
     """
-    n = ids.shape[0]
+    n = ids.shape[1]
     position = torch.arange(n, device=ids.device)
     query = position[rows, None]
-    earlier = (ids[rows, None] == ids) & (position < query)
-    followers = torch.nn.functional.pad(earlier, (1, 0))[:, :n]
-    following = ids[(query + 1).clamp_max(n - 1)]
-    copied = (following == ids) & (position <= query) & (query < n - 1)
+    earlier = (ids[:, rows, None] == ids[:, None]) & (position < query)
+    followers = torch.nn.functional.pad(earlier, (1, 0))[..., :n]
+    following = torch.nn.functional.pad(ids, (0, 1))[:, rows.start + 1 : rows.stop + 1, None]
+    copied = (following == ids[:, None]) & (position <= query) & (query < n - 1)
     return torch.stack([earlier, followers, copied])
 
 
@@ -154,42 +153,43 @@ class TargetSums:
     """Accumulate :class:`TargetMass` of every target over blocks of queries.
 
     Args:
-        attention: The layer whose blocks will be added, n queries over n keys.
-        ids: Token ids, ``(n,)``.
+        attention: The layer whose blocks will be added, n queries over n keys, with the heads of all texts.
+        ids: Token ids, ``(texts, n)``.
     """
 
     def __init__(self, attention: LayerAttention, ids: Tensor) -> None:
         device = attention.rot_q.device
-        self._ids = ids.to(device)
-        self._mass, self._hits = torch.zeros(2, len(TARGETS), attention.heads, dtype=torch.float64, device=device)
-        self._uniform, self._queries = torch.zeros(2, len(TARGETS), dtype=torch.float64, device=device)
+        self._ids = ids.to(device, non_blocking=True)
+        shape = len(TARGETS), len(ids), attention.heads // len(ids)
+        self._mass, self._hits = torch.zeros(2, *shape, dtype=torch.float64, device=device)
+        self._uniform, self._queries = torch.zeros(2, *shape[:2], dtype=torch.float64, device=device)
 
     def add(self, block: WeightBlock) -> None:
         """Add the next block."""
-        targets = target_keys(self._ids, block.rows) & block.visible  # (targets, rows, n)
+        targets = target_keys(self._ids, block.rows) & block.visible  # (targets, texts, rows, n)
+        weights = torch.unflatten(block.weights, 0, (len(self._ids), -1))  # (texts, heads, rows, n)
         count = targets.sum(-1)
         # One small product per query: (heads, n) times (n, targets).
-        mass = block.weights.transpose(0, 1) @ targets.to(block.weights.dtype).permute(1, 2, 0)
-        best = block.weights.argmax(-1)  # (heads, rows)
-        hits = targets.gather(-1, best.T.expand(len(TARGETS), -1, -1))  # (targets, rows, heads)
-        self._mass += mass.double().sum(0).T
-        self._hits += hits.sum(1)
+        mass = weights.transpose(1, 2) @ targets.to(weights.dtype).permute(1, 2, 3, 0)
+        best = weights.argmax(-1).mT  # (texts, rows, heads)
+        hits = targets.gather(-1, best.expand(len(TARGETS), -1, -1, -1))  # (targets, texts, rows, heads)
+        self._mass += mass.double().sum(1).permute(2, 0, 1)
+        self._hits += hits.sum(2)
         self._uniform += (count / block.seen.clamp_min(1).double()).sum(-1)
         self._queries += (count > 0).sum(-1)
 
     def result(self) -> dict[str, TargetMass]:
         """Return means over the queries of all blocks that see a target, by name of the target."""
         # 0 / 0 gives NaN for a target that no query sees.
-        queries = self._queries[:, None]
-        mass, hits = (self._mass / queries).cpu(), (self._hits / queries).cpu()
-        uniform = (self._uniform / self._queries).tolist()
-        counts = self._queries.int().tolist()
-        return {name: TargetMass(mass[t], hits[t], uniform[t], counts[t]) for t, name in enumerate(TARGETS)}
+        queries = self._queries
+        mass, hits = ((x / queries[..., None]).flatten(1) for x in (self._mass, self._hits))
+        uniform = self._uniform / queries
+        return {name: TargetMass(mass[t], hits[t], uniform[t], queries[t]) for t, name in enumerate(TARGETS)}
 
 
 @dataclass(frozen=True)
 class PatternStatistics:
-    """Attention patterns of the heads of one layer on one document; tensors on the CPU.
+    """Attention patterns of the heads of one layer on its texts; tensors on its device, with all texts' heads.
 
     Attributes:
         slashes: Attention by lag.
@@ -199,7 +199,7 @@ class PatternStatistics:
         rank_one: Rank-one shares of queries and keys before rotation by metric, ``(heads,)`` float64 each: 1 if all
             tokens are parallel. Centred shares are NaN where all tokens are equal.
         rank_one_gaussian: Rank-one share of Gaussian noise of the same shape.
-        spread: Entropy and sink mass.
+        spread: Sums for entropy and sink mass.
     """
 
     slashes: Slashes
@@ -208,7 +208,7 @@ class PatternStatistics:
     retrieval: TargetMass
     rank_one: dict[str, Tensor]
     rank_one_gaussian: float
-    spread: AttentionSpread
+    spread: SpreadSums
 
     __repr__ = short_repr
 
@@ -221,44 +221,45 @@ def pattern_statistics(attention: LayerAttention, ids: Tensor, config: PatternCo
     attended key. The first tokens count as keys.
 
     Args:
-        attention: One layer, batch 1, n queries over n keys.
-        ids: Tokens of the text, ``(n,)``.
+        attention: One layer of one or several texts, n queries over n keys.
+        ids: Tokens of the texts, ``(texts, n)``.
         config: Options.
     """
-    check_single_text(attention)
-    if tuple(ids.shape) != (attention.n,):
-        raise MeasureError(f"ids have the shape {tuple(ids.shape)}, but the layer has {attention.n} tokens of one text")
-    spread = SpreadSums(attention, config.sink_tokens)
-    slashes = SlashSums(attention, config.max_lag)
-    targets = TargetSums(attention, ids)
-    for block in weight_blocks(attention, config.block_mib):
+    merged = attention.merged
+    check_single_text(merged)
+    if tuple(ids.shape) != (attention.texts, attention.n):
+        raise MeasureError(
+            f"ids have the shape {tuple(ids.shape)}, but the layer has {attention.n} tokens of {attention.texts} texts"
+        )
+    spread = SpreadSums(merged, config.sink_tokens)
+    slashes = SlashSums(merged, config.max_lag)
+    targets = TargetSums(merged, ids)
+    for block in weight_blocks(merged, config.block_mib * attention.texts, check=False):
         for sums in (spread, slashes, targets):
             sums.add(block)
-    statistics = PatternStatistics(
+    return PatternStatistics(
         slashes=slashes.result(),
         **targets.result(),
-        rank_one=_rank_one(attention),
+        rank_one=_rank_one(merged),
         rank_one_gaussian=gaussian_rank_one_share(attention.n, attention.rot_q.shape[-1]),
-        spread=spread.result(),
+        spread=spread,
     )
-    if not bool(statistics.spread.entropy.isfinite().all()):
-        raise MeasureError(f"attention of layer {attention.layer} is not finite: the model's logits overflow")
-    return statistics
 
 
 def _rank_one(attention: LayerAttention) -> dict[str, Tensor]:
     """Return rank-one shares of queries and keys, with and without their mean, ``(heads,)`` by metric."""
-    shares = {}
-    for suffix, centred in (("", False), ("_centred", True)):
-        shares[f"rank_one_q{suffix}"] = rank_one_share(attention.q[0], centred=centred).cpu()
-        shares[f"rank_one_k{suffix}"] = per_query_head(rank_one_share(attention.k[0], centred=centred), attention).cpu()
-    return shares
+    shares = rank_one_shares(torch.cat([attention.q[0], attention.k[0]]))
+    return {
+        f"rank_one_{name}{suffix}": values if name == "q" else per_query_head(values, attention)
+        for suffix, both in zip(("", "_centred"), shares, strict=True)
+        for name, values in zip("qk", torch.split(both, [attention.heads, attention.kv_heads]), strict=True)
+    }
 
 
-def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Column]]:
-    """Return values per head, controls and curves of one layer, the parts of ``Scores``.
+def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str, float | Tensor], dict[str, Column]]:
+    """Return values per head, controls and curves of one layer, for :func:`~wherewhat.measures.tensors.scores_by_text`.
 
-    Undefined values, such as induction in a text without repeated tokens, are NaN; undefined controls are left out.
+    Undefined values, such as induction in a text without repeated tokens, are NaN.
     """
     slashes = stats.slashes
     targets: dict[str, TargetMass] = {name: getattr(stats, name) for name in TARGETS}
@@ -267,7 +268,7 @@ def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str,
     heads |= {"retrieval_argmax": stats.retrieval.hits} | stats.rank_one
     controls = {
         "slash_max_uniform": slashes.largest_uniform,
-        "previous_token_uniform": float(slashes.uniform[1]),
+        "previous_token_uniform": slashes.uniform[1],
         **{f"{name}_uniform": target.uniform for name, target in targets.items()},
         "rank_one_gaussian": stats.rank_one_gaussian,
         **stats.spread.controls(),
@@ -276,4 +277,4 @@ def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str,
         "slash": Column(slashes.by_lag.float(), ("head", "lag")),
         "slash_uniform": Column(slashes.uniform.float(), ("lag",)),
     }
-    return heads | stats.spread.heads(), defined(controls), curves
+    return heads | stats.spread.heads(), controls, curves

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import torch
@@ -15,6 +14,7 @@ from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.graphs import launched
 from wherewhat.measures.swaps import TAU
+from wherewhat.measures.swaps.dense import dense_constants, dense_memory, score_all_swaps, takes_all
 from wherewhat.measures.swaps.deviations import Pieces, logit_deviations
 from wherewhat.measures.swaps.logits import (
     QueryLogits,
@@ -75,6 +75,10 @@ class Swaps:
 
     __repr__ = short_repr
 
+    def cpu(self) -> Swaps:
+        """Return the same on the CPU."""
+        return Swaps(**{name: x.cpu() if isinstance(x, Tensor) else x for name, x in vars(self).items()})
+
     def intervals(self) -> tuple[Tensor, Tensor]:
         """Return 95 % Student intervals over queries of the mean positional and symbolic score, ``(heads, 2)`` each.
 
@@ -98,37 +102,22 @@ def layer_swaps(
 ) -> Swaps:
     """Return swap scores of every head of a captured layer whose keys each depend on one token.
 
-    The layer is one of a pass over one text without cache; the options are those of :func:`swap_scores`.
+    The layer is one of a pass over one text without cache; the options are those of :func:`swap_scores`. The scores stay
+    on its device.
     """
     if tau <= 0 or any(t <= 0 for t in taus):
         raise MeasureError(f"tau={min((tau, *taus))} must be positive: it divides weight differences")
     if block < 1 or any(b < 1 for b in blocks):
         raise MeasureError(f"block={min((block, *blocks))} must be 1 token or more")
-    heads, count = attention.heads, len(queries)
-    taus = (tau, *taus)
-    columns_by_head = torch.empty(heads, count, 2 * len(taus) + 8, dtype=torch.float64)
-    by_block = torch.full((2, heads, count, len(blocks)), torch.nan, dtype=torch.float64)
-    for columns, counts, scores, logits in _scored(attention, queries, skip, sink_tokens, taus, block):
-
-        def by_head(x: Tensor, columns: list[int] = columns) -> Tensor:
-            """Return ``(heads, queries, ...)`` on the CPU."""
-            return x.reshape(heads, len(columns), *x.shape[2:]).cpu()
-
-        columns_by_head[:, columns] = by_head(scores)
-        for index, size in enumerate(blocks):
-            if max(counts) < 2 * size:
-                continue
-            again = scores if size == block else _columns(score_swaps(logits(), taus=(tau,), block=size))
-            both = again[..., 0], again[..., len(taus) if size == block else 1]
-            by_block[:, :, columns, index] = torch.stack([by_head(x) for x in both])
-    s_pos, s_sym = torch.unflatten(columns_by_head[..., :-8], -1, (2, -1)).unbind(-2)
-    bound, kept, effective, exclusion, s_pos_logits, s_sym_logits, *no_sink = columns_by_head[..., -8:].unbind(-1)
-    if bool((exclusion < 1 - 1e-3).any()):
-        query = queries[int(exclusion.amin(0).argmin())]
-        raise MeasureError(
-            f"layer {attention.layer} violates the exclusion bound at token {query} "
-            f"({float(exclusion.min()):.4f} < 1), which is impossible: its logits are wrong"
-        )
+    heads, taus = attention.heads, (tau, *taus)
+    every = torch.empty(
+        heads, len(queries), 2 * len(taus) + 8 + 2 * len(blocks), dtype=torch.float64, device=attention.rot_q.device
+    )
+    for columns, values in _scored(attention, queries, skip, sink_tokens, taus, block, blocks):
+        index = slice(None) if len(columns) == len(queries) else on_device(tuple(columns), every.device)
+        every[:, index] = values.reshape(heads, len(columns), -1)
+    s_pos, s_sym, others, by_block = every.split([len(taus), len(taus), 8, 2 * len(blocks)], -1)
+    bound, kept, effective, exclusion, s_pos_logits, s_sym_logits, *no_sink = others.unbind(-1)
     return Swaps(
         queries=tuple(queries),
         s_pos=s_pos[..., 0],
@@ -144,18 +133,29 @@ def layer_swaps(
         taus=taus,
         by_tau=torch.stack([s_pos.mean(1), s_sym.mean(1)]),
         blocks=blocks,
-        by_block=by_block.nanmean(2),
+        by_block=torch.unflatten(by_block.nanmean(1), -1, (2, len(blocks))).transpose(0, 1),
     )
 
 
-def _scored(
-    attention: LayerAttention, queries: Sequence[int], skip: int, sink_tokens: int, taus: tuple[float, ...], block: int
-) -> Iterator[tuple[list[int], tuple[int, ...], Tensor, Callable[[], QueryLogits]]]:
-    """Yield indices into ``queries``, numbers of keys, scores ``(groups, rows, columns)``, and a function for logits.
+def check_exclusion(layer: int, smallest: float) -> None:
+    """Raise an error if the smallest ``exclusion`` of a layer is below 1, beyond rounding."""
+    if smallest < 1 - 1e-3:
+        raise MeasureError(
+            f"layer {layer} violates the exclusion bound ({smallest:.4f} < 1), which is impossible: its logits are "
+            "wrong"
+        )
 
-    Columns are ``s_pos`` and ``s_sym`` by temperature, bound, kept, effective, exclusion, both scores from logits, and
-    both without the sink.
-    """
+
+def _scored(
+    attention: LayerAttention,
+    queries: Sequence[int],
+    skip: int,
+    sink_tokens: int,
+    taus: tuple[float, ...],
+    block: int,
+    blocks: tuple[int, ...],
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Yield indices into ``queries``, and their columns ``(groups, rows, columns)``, see :func:`_every_column`."""
     simple = attention.mask.only_causal and attention.sinks is None and attention.softcap is None and block == 1
     device, rotation = attention.rot_q.device, attention.rotation
     simple = simple and len(queries) <= queries_at_once(attention) and max(queries) >= sink_tokens + 2
@@ -167,15 +167,13 @@ def _scored(
                         f"block={block} is too long: the query at position {queries[column]} sees {keys} keys before "
                         f"it, two blocks need {2 * block}; use smaller blocks or later queries"
                     )
-            scores = _columns(score_swaps(logits, taus=taus, block=block))
-            others = _deviation_columns(logits, block), _no_sink_columns(logits, scores, taus, block)
-            yield columns, logits.counts, torch.cat([scores, *others], -1), partial(lambda logits: logits, logits)
+            yield columns, _every_column(logits, taus, block, blocks)
         return
     counts = tuple(len(keys) for keys in keys_before(attention, queries, skip=skip)) * (
         attention.heads // attention.kv_heads
     )
-
     later = tuple(max(0, count - max(0, sink_tokens - skip)) for count in counts)
+    dense = takes_all(counts, taus, device)
 
     def logits_of(rot_q: Tensor, rot_k: Tensor, positions: Tensor, inv_freq: Tensor) -> QueryLogits:
         turned = replace(rotation, inv_freq=inv_freq)
@@ -184,33 +182,46 @@ def _scored(
         return logits
 
     def recorded(*tensors: Tensor) -> tuple[Tensor]:
-        return (_first_columns(logits_of(*tensors), taus),)
+        logits = logits_of(*tensors)
+        return (_every_column(logits, taus, 1, blocks) if dense else _first_columns(logits, taus),)
+
+    def kept() -> tuple[object, ...]:
+        """Return the constants that the recorded kernels read."""
+        constants = [on_device(x, device) for x in (tuple(queries), counts, later)]
+        if dense:
+            constants += [x for size in (1, *blocks) for x in dense_constants(counts, taus, size, device)]
+        return *constants, Pieces.of(counts, max(counts), device)
 
     tensors = attention.rot_q, attention.rot_k, attention.positions.to(device), rotation.frequencies(device)
+    held = _HELD * attention.heads * len(queries) * attention.m
     (values,) = launched(
         recorded,
         *tensors,
         key=(
-            *("swaps", tuple(queries), skip, sink_tokens, taus),
+            *("swaps", tuple(queries), skip, sink_tokens, taus, blocks if dense else None),
             *(attention.scale, rotation.pairing, rotation.offset, rotation.scaling),
         ),
-        held=_HELD * attention.heads * len(queries) * attention.m,
-        kept=lambda: (
-            *(on_device(x, device) for x in (tuple(queries), counts, later)),
-            Pieces.of(counts, max(counts), device),
-        ),
+        held=held + dense_memory(attention.heads * len(queries), attention.m, device) if dense else held,
+        kept=kept,
     )
-    values = values.cpu()  # the only copy, which waits for the GPU
-    if not bool(values[0, 0, -1]):
+    if dense:
+        yield list(range(len(queries))), values
+        return
+    complete = bool(values[0, 0, -1])  # waits for the GPU
+    columns = [values[..., :-1]]
+    if not complete or blocks:
         logits = logits_of(*tensors)
-        scores = _columns(score_swaps(logits, taus=taus))
-        values[..., : 2 * len(taus) + 3] = scores.cpu()
-        values[..., -3:-1] = _no_sink_columns(logits, scores, taus, block).cpu()
-    yield list(range(len(queries))), counts, values[..., :-1], lambda: logits_of(*tensors)
+        if not complete:
+            columns = [_every_column(logits, taus, 1, ())]
+        columns += _block_columns(logits, columns[0], taus, 1, blocks)
+    yield list(range(len(queries))), torch.cat(columns, -1)
 
 
 def _first_columns(logits: QueryLogits, taus: tuple[float, ...]) -> Tensor:
-    """Return all columns without synchronisation, and a last one: 1 if all swaps with a weight are in them."""
+    """Return columns without those of other block sizes, and a last one: 1 if all swaps with a weight are in them.
+
+    Takes no synchronisation.
+    """
     scores, complete = Pivots.of(logits, taus, 1).first_scores()
     columns = [_columns(scores), _deviation_columns(logits, 1)]
     if logits.sink:
@@ -220,6 +231,43 @@ def _first_columns(logits: QueryLogits, taus: tuple[float, ...]) -> Tensor:
     else:
         columns.append(columns[0][..., : 2 * len(taus) : len(taus)])
     return torch.cat([*columns, complete.double().expand_as(columns[0][..., :1])], -1)
+
+
+def _every_column(logits: QueryLogits, taus: tuple[float, ...], block: int, blocks: tuple[int, ...]) -> Tensor:
+    """Return all results of queries, ``(groups, rows, columns)``.
+
+    Columns are ``s_pos`` and ``s_sym`` by temperature, bound, kept, effective, exclusion, both scores from logits, both
+    without the sink, and both for each other block size.
+    """
+    if takes_all(logits.counts, taus, logits.k.device):
+        scores, without = score_all_swaps(logits, taus=taus, block=block)
+        columns = _columns(scores)
+    else:
+        columns = _columns(score_swaps(logits, taus=taus, block=block))
+        without = _no_sink_columns(logits, columns, taus, block)
+    first = [columns, _deviation_columns(logits, block), without]
+    return torch.cat([*first, *_block_columns(logits, columns, taus, block, blocks)], -1)
+
+
+def _block_columns(
+    logits: QueryLogits, columns: Tensor, taus: tuple[float, ...], block: int, blocks: tuple[int, ...]
+) -> list[Tensor]:
+    """Return ``s_pos`` and ``s_sym`` at the first temperature with other block sizes, ``(groups, rows, sizes)`` each."""
+    by_size = []
+    for size in blocks:
+        if size == block:  # the columns of all results
+            by_size.append(columns[..., : 2 * len(taus) : len(taus)])
+        elif max(logits.counts) < 2 * size:
+            by_size.append(torch.full_like(columns[..., :2], torch.nan))
+        else:
+            dense = takes_all(logits.counts, taus[:1], logits.k.device)
+            scores = (
+                score_all_swaps(logits, taus=taus[:1], block=size)[0]
+                if dense
+                else score_swaps(logits, taus=taus[:1], block=size)
+            )
+            by_size.append(torch.cat([scores.s_pos, scores.s_sym], -1))
+    return [torch.stack([x[..., index] for x in by_size], -1) for index in range(2)] if by_size else []
 
 
 def _no_sink_columns(logits: QueryLogits, scores: Tensor, taus: tuple[float, ...], block: int) -> Tensor:
@@ -325,9 +373,11 @@ def swap_scores(
         if not queries:
             raise MeasureError("queries is empty: give 'last', 'all' or positions")
         chosen = choose_queries(n, count=1, positions=queries)
-    return layer_swaps(
+    swaps = layer_swaps(
         attention, chosen, tau=tau, block=block, skip=skip, sink_tokens=sink_tokens, taus=taus, blocks=blocks
-    )
+    ).cpu()
+    check_exclusion(0, float(swaps.exclusion.amin()))
+    return swaps
 
 
 Swap = Callable[[int, int], LayerAttention]

@@ -16,7 +16,7 @@ from wherewhat.measures.tensors import check_single_text
 from wherewhat.options import short_repr
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 @torch.inference_mode(False)
 def on_device(values: tuple[int, ...], device: torch.device) -> Tensor:
     """Return integers ``(n,)`` on a device; kept, because a copy to a GPU waits for it."""
@@ -143,11 +143,15 @@ def block_logits(x: Tensor, y: Tensor, bias: Tensor | None, softcap: float | Non
         logits = (x.transpose(0, 1).flatten(1, 2) @ y[0].mT).view(block, groups, rows, -1).transpose(0, 1)
     else:
         logits = x @ y.mT
+    logits = capped(logits, bias, softcap)
+    return logits[:, 0] if block == 1 else logits.logsumexp(1)
+
+
+def capped(logits: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:
+    """Return logits with soft-cap, then bias, if any."""
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    if bias is not None:
-        logits = logits + bias.to(logits.dtype)
-    return logits[:, 0] if block == 1 else logits.logsumexp(1)
+    return logits if bias is None else logits + bias.to(logits.dtype)
 
 
 _ENTRIES = {"cpu": 2**23, "cuda": 2**26}
@@ -186,7 +190,7 @@ def query_logits(
         rot_q = attention.rot_q[0][:, rows].to(dtype) * attention.scale
         for columns in _nested(keys):
             most = max((keys[x] for x in columns), key=len)
-            longest = _slice(most)
+            longest = consecutive(most)
             part_rows = slice(None) if len(columns) == len(part) else columns
 
             def grouped(x: Tensor, rows_here: slice | list[int] = part_rows, keys: slice | Tensor = longest) -> Tensor:
@@ -238,7 +242,7 @@ def _nested(lists: list[Tensor]) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-def _slice(index: Tensor) -> slice | Tensor:
+def consecutive(index: Tensor) -> slice | Tensor:
     """Return ascending indices as a slice where they are consecutive: it needs no copy to a GPU."""
     first, last = int(index[0]), int(index[-1])
     return slice(first, last + 1) if last - first + 1 == len(index) else index

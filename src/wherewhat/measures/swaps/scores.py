@@ -30,14 +30,16 @@ def label(s_pos: Tensor, s_sym: Tensor, gamma: float, *, sink: Tensor | None = N
         sink: True for sink heads, see :func:`sink_heads`; None labels heads by their scores alone.
     """
     high_pos, high_sym = s_pos >= 1 - gamma, s_sym >= 1 - gamma
+    codes = {
+        "positional": high_pos & (s_sym <= gamma),
+        "symbolic": high_sym & (s_pos <= gamma),
+        "uniform": high_pos & high_sym,
+    }
     code = torch.zeros_like(s_pos, dtype=torch.int64)
-    code[high_pos & (s_sym <= gamma)] = LABELS.index("positional")
-    code[high_sym & (s_pos <= gamma)] = LABELS.index("symbolic")
-    code[high_pos & high_sym] = LABELS.index("uniform")
-    code[s_pos.isnan() | s_sym.isnan()] = -1
-    if sink is not None:
-        code[sink] = LABELS.index("sink")
-    return code
+    for name, heads in codes.items():
+        code = code.masked_fill(heads, LABELS.index(name))
+    code = code.masked_fill(s_pos.isnan() | s_sym.isnan(), -1)
+    return code if sink is None else code.masked_fill(sink, LABELS.index("sink"))
 
 
 def sink_heads(excess: Tensor, threshold: float = SINK) -> Tensor:
@@ -50,7 +52,7 @@ def sink_heads(excess: Tensor, threshold: float = SINK) -> Tensor:
         excess: Share of attention on the first tokens minus that of uniform attention, ``(heads, documents)``.
         threshold: Smallest mean excess.
     """
-    low = over_documents(excess[..., None])[:, 0].to(excess.device)  # NaN for a single document
+    low = over_documents(excess[..., None])[:, 0]  # NaN for a single document
     return (excess.double().nanmean(-1) >= threshold) & ~(low <= 0)
 
 
@@ -92,7 +94,7 @@ class SwapScores:
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class Blocks:
     """Keys of queries in blocks: ``logits`` and ``weights`` ``(groups, rows, blocks)``, ``seen`` ``(rows, blocks)``."""
 
     query: QueryLogits
@@ -103,7 +105,7 @@ class _Blocks:
     seen: Tensor
 
     @classmethod
-    def of(cls, query: QueryLogits, size: int) -> _Blocks:
+    def of(cls, query: QueryLogits, size: int) -> Blocks:
         logits, weights, count = query.logits, query.weights, query.logits.shape[-1] // size
         if size > 1:
             logits, weights = (torch.unflatten(x[..., : count * size], -1, (count, size)) for x in (logits, weights))
@@ -170,11 +172,22 @@ def effective_swaps(weights: Tensor, seen: Tensor, tau: float) -> Tensor:
     # not seen are set to 0, to be finite: they are multiplied by a weight of 0.
     rise, fall = ((x / tau).masked_fill_(~here, 0.0) for x in (ordered - highest, lowest - ordered))
     up, down = (x.exp().masked_fill_(~here, 0.0) for x in (rise, fall))
+    return torch.where(count[..., 0] > 1, swap_entropy(rise, fall, up, down).exp(), torch.nan)
+
+
+def swap_entropy(rise: Tensor, fall: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """Return the entropy of α, nats, ``(...)``, from its factors for weights in ascending order.
+
+    Args:
+        rise: Logarithm of the factor of the larger weight, ``(..., blocks)`` float64.
+        fall: Logarithm of the factor of the smaller weight.
+        up: Factor of the larger weight, zero for blocks that do not take part.
+        down: Factor of the smaller weight.
+    """
     before, before_exponents = (x.cumsum(-1) - x for x in (down, down * fall))  # sums over i < j
     total = (up * before).sum(-1)
     exponents = (up * (rise * before + before_exponents)).sum(-1)
-    entropy = total.log() - exponents / total
-    return torch.where(count[..., 0] > 1, entropy.clamp_min(0).exp(), torch.nan)
+    return (total.log() - exponents / total).clamp_min(0)
 
 
 @dataclass(frozen=True)
@@ -192,7 +205,7 @@ class Pivots:
         lowest: Smallest weight, ``(groups, rows, 1)``.
     """
 
-    blocks: _Blocks
+    blocks: Blocks
     taus: tuple[float, ...]
     chosen: Tensor
     even: Tensor
@@ -204,7 +217,7 @@ class Pivots:
     @classmethod
     def of(cls, query: QueryLogits, taus: tuple[float, ...], block: int) -> Pivots:
         """Return the pivots of queries for temperatures and a block size."""
-        blocks = _Blocks.of(query, block)
+        blocks = Blocks.of(query, block)
         weights, counts, seen = blocks.weights, blocks.counts, blocks.seen
         highest = weights.masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
         lowest = weights.masked_fill(~seen, torch.inf).amin(-1, keepdim=True)
@@ -232,7 +245,7 @@ class Pivots:
     def scores(self, sums: Tensor) -> SwapScores:
         """Return scores from the sums of all pivots, ``(groups, rows, 3, taus)``."""
         weights, counts, seen = self.blocks.weights, self.blocks.counts, self.blocks.seen
-        total, positional, symbolic = sums.unbind(-2)
+        total, middle, apart = sums.unbind(-2)
         left = torch.empty_like(total)
         for index, tau in enumerate(self.taus):
             rise, fall = (
@@ -242,8 +255,8 @@ class Pivots:
             ours, partners = (torch.where(self.least[..., None], *both) for both in ((fall, rise), (rise, fall)))
             left[..., index] = ours.masked_fill(self.chosen, 0).sum(-1) * partners.sum(-1)
         return SwapScores(
-            s_pos=(positional / total).clamp(0, 1),
-            s_sym=(symbolic / total).clamp(0, 1),
+            s_pos=((middle + apart) / total).clamp(0, 1),
+            s_sym=((middle - apart) / total).clamp(0, 1),
             bound=(left / (total + left)).amax(-1),
             kept=self.number * (2 * counts - self.number - 1) / (counts * (counts - 1)).double(),
             effective=effective_swaps(weights, seen, self.taus[0]),
@@ -257,7 +270,7 @@ class Pivots:
             everywhere: Whether to compute groups that have fewer pivots too; otherwise, on a GPU, their number is read.
 
         Returns:
-            Sums of α, ``α cos(v', v)`` and ``α cos(v', reversed v)``, ``(groups, rows, 3, taus)`` float64.
+            Sums of α, and of α times both :func:`cosine_parts`, ``(groups, rows, 3, taus)`` float64.
         """
         blocks, query, (groups, rows, count) = self.blocks, self.blocks.query, self.chosen.shape
         sums = torch.zeros(groups, rows, 3 * len(self.taus), dtype=torch.float64, device=self.chosen.device)
@@ -307,25 +320,25 @@ class Pivots:
         moved = block_logits(from_here, places, bias_there, query.softcap)
         moved = moved - block_logits(to_here, contents, bias_here, query.softcap)
         own = blocks.logits[group, row]
-        same, reverse = _cosines((own - own.gather(-1, block[..., None])).to(moved.dtype), moved)
+        middle, apart = cosine_parts((own - own.gather(-1, block[..., None])).to(moved.dtype).mul_(0.5), moved.mul_(0.5))
         own = blocks.weights[group, row]
         gap = own.gather(-1, block[..., None]) - own
         gap = torch.where(self.least[group, row][..., None], -gap, gap)
         # A swap of two pivots is counted once: of the one beyond the other, or half of each if they are equal.
         once = torch.heaviside(gap, torch.full_like(gap[:1, :1, :1], 0.5)).mul_(blocks.seen[row]).mul_(real[..., None])
-        once = once.scatter_(-1, block[..., None], 0.0).to(same.dtype)
+        once = once.scatter_(-1, block[..., None], 0.0).to(moved.dtype)
         gap = gap.sub_((self.highest - self.lowest)[group, row]).clamp_(max=0)
-        gap = gap.to(same.dtype)  # after the differences, which are exact near zero, where weights are large
+        gap = gap.to(moved.dtype)  # after the differences, which are exact near zero, where weights are large
         totals: list[list[Tensor]] = [[], [], []]
         for tau in self.taus:
             alpha = (gap / tau).clamp_(min=-80).exp_().mul_(once)  # subnormal numbers would be slow and negligible
-            for sums, x in zip(totals, (alpha, alpha * same, alpha * reverse), strict=True):
+            for sums, x in zip(totals, (alpha, alpha * middle, alpha.mul(apart)), strict=True):
                 sums.append(x.sum(-1, dtype=torch.float64))
         return torch.stack([x for sums in totals for x in sums], -1)
 
 
 def _tiled_swaps(
-    blocks: _Blocks, chosen: Tensor, number: Tensor, taus: tuple[float, ...]
+    blocks: Blocks, chosen: Tensor, number: Tensor, taus: tuple[float, ...]
 ) -> Iterator[tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]]:
     """Yield indices ``(m,)``, ``(m,)`` of chosen queries ``(groups, rows)`` and their scores, bound and share.
 
@@ -344,7 +357,7 @@ def _tiled_swaps(
 
 
 def _tiles(
-    blocks: _Blocks, group: Tensor, row: Tensor, count: int, side: int, taus: tuple[float, ...]
+    blocks: Blocks, group: Tensor, row: Tensor, count: int, side: int, taus: tuple[float, ...]
 ) -> tuple[Tensor, ...]:
     """Return scores ``(m, taus)``, bound and share of swaps ``(m,)`` of m queries that see ``count`` blocks of keys."""
     query = blocks.query
@@ -367,9 +380,9 @@ def _tiles(
     contents = to_real(query.k[group[:, None, None], keys])
     placed = to_real(q * query.turns.expand(len(query.k), -1, -1)[group[:, None, None], keys].conj())
     bias = None if query.bias is None else query.bias[group[:, None, None], row[:, None, None], keys]
-    logits = (logits - logits.mean(-1, keepdim=True)).to(placed.dtype)  # centred: the logits may be large
+    logits = ((logits - logits.mean(-1, keepdim=True)) / 2).to(placed.dtype)  # centred: the logits may be large
     rise, fall = rise.to(placed.dtype), fall.to(placed.dtype)
-    positional, symbolic = torch.zeros_like(total), torch.zeros_like(total)
+    sums = torch.zeros(2, *total.shape, dtype=total.dtype, device=total.device)
     pairs = 0
     for upper, lower in needed.nonzero().tolist():
         j, i = parts[upper], parts[lower]
@@ -379,22 +392,31 @@ def _tiles(
         moved = moved - block_logits(
             placed[:, :, j], contents[:, :, i], None if bias is None else bias[:, :, j, None], query.softcap
         )
-        same, reverse = _cosines(logits[:, None, i] - logits[:, j, None], moved)
-        if upper == lower:
-            same, reverse = same.tril_(-1), reverse.tril_(-1)
-        positional += ((rise[..., j] @ same) * fall[..., i]).sum(-1, dtype=torch.float64)
-        symbolic += ((rise[..., j] @ reverse) * fall[..., i]).sum(-1, dtype=torch.float64)
+        once = torch.ones_like(moved[0]).tril_(-1) if upper == lower else None
+        for total_of, part in zip(sums, cosine_parts(logits[:, None, i] - logits[:, j, None], moved.mul_(0.5), once), strict=True):
+            total_of += ((rise[..., j] @ part) * fall[..., i]).sum(-1, dtype=torch.float64)
         size = j.stop - j.start
         pairs += size * (size - 1) // 2 if upper == lower else size * (i.stop - i.start)
     kept = torch.full_like(bound, pairs / (count * (count - 1) / 2))
-    return (positional / total).clamp(0, 1), (symbolic / total).clamp(0, 1), bound, kept
+    middle, apart = sums / total
+    return (middle + apart).clamp(0, 1), (middle - apart).clamp(0, 1), bound, kept
 
 
-def _cosines(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cosine of ``(e^a, e^b)`` before and after a swap, and with its reverse; overwrites ``b - a``."""
-    # A direction is (1, e) / √(1 + e²). Clamping at ±21 changes it by less than 1e-9; squares stay finite.
-    ratio, ratio_after = (x.clamp_(-21, 21).exp_() for x in (before, after))
-    unit = ratio.new_ones(())
-    size = torch.addcmul(unit, ratio, ratio).mul_(torch.addcmul(unit, ratio_after, ratio_after)).rsqrt_()
-    same = torch.addcmul(unit, ratio, ratio_after).mul_(size)
-    return same, ratio.add_(ratio_after).mul_(size)
+def cosine_parts(before: Tensor, after: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return half the sum and half the difference of two cosines of a swap; overwrites its arguments.
+
+    The cosines are those of the weights ``v = (e^a, e^b)`` before the swap with the ones after it, v', and of the
+    reversed v with v'. With ``t = tanh((b - a) / 2)`` before and t' after, they are ``(1 ± t t') / √((1 + t²)(1 + t'²))``.
+
+    Args:
+        before: ``(b - a) / 2`` before the swap.
+        after: The same after it.
+        counted: Factor on both results, if given.
+    """
+    before.tanh_(), after.tanh_()
+    unit = before.new_ones(())
+    size = torch.addcmul(unit, before, before)
+    size.mul_(torch.addcmul(unit, after, after)).rsqrt_()
+    if counted is not None:
+        size.mul_(counted)
+    return size, before.mul_(after).mul_(size)
