@@ -319,6 +319,10 @@ class TextMeasurement(Measurement):
     def measure(self, subject: Subject, text: Text, config: Any) -> Scores | Mapping[str, float]:
         """Return the scores of one text, or only values of the model as a whole by metric."""
 
+    def measure_texts(self, subject: Subject, texts: Sequence[Text], config: Any) -> Sequence[Scores]:
+        """Return the scores of each of several texts of one length, which a measurement may run together."""
+        return [as_scores(self, self.measure(subject, text, config)) for text in texts]
+
 
 class QuestionMeasurement(Measurement):
     """A measurement of a model on generated prompts that end in a question."""

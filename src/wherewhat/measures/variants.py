@@ -16,6 +16,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.session import Editor
 from wherewhat.errors import CaptureError
+from wherewhat.measures.batches import batch_mib, chunks
 from wherewhat.measures.extend.retrieval import Planting, plant
 from wherewhat.measures.tensors import token_losses
 
@@ -96,8 +97,8 @@ class VariantRuns:
                 ``(texts, n, heads, d_v)`` with all heads changed.
         """
         outcomes = torch.zeros(2, len(self._ids), len(variants), dtype=torch.float64)
-        for texts in _chunks(len(self._ids), max(1, self._most // len(variants))):
-            for chunk in _chunks(len(variants), self._most):
+        for texts in chunks(len(self._ids), max(1, self._most // len(variants))):
+            for chunk in chunks(len(variants), self._most):
 
                 def edit(attention: LayerAttention, own: Sequence[tuple[Kind, slice]] = variants[chunk]) -> Tensor:
                     outputs = self._unchanged(attention)[:, None].repeat(1, len(own), 1, 1, 1)
@@ -142,19 +143,6 @@ class VariantRuns:
             )
 
 
-def batch_mib(device: torch.device) -> int:
-    """Return the memory for the logits of one batch in MiB: an eighth of a GPU's free memory, 1,024 elsewhere.
-
-    At most 16 GiB, since larger batches are not faster.
-    """
-    if device.type != "cuda":
-        return 1024
-    # Memory that torch has reserved and does not use is free, too.
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + unused
-    return max(1, min(16 * 1024, free // 8 // 2**20))
-
-
 def recalled(logits: Tensor, planting: Planting) -> Tensor:
     """Return the mean log-probability of the runs at the end of a text after their cues, ``(variants,)`` float64.
 
@@ -164,7 +152,3 @@ def recalled(logits: Tensor, planting: Planting) -> Tensor:
     losses = cross_entropy(logits[:, -planting.needed : -1].float().flatten(0, 1), targets.flatten(), reduction="none")
     runs = losses.view(len(logits), -1, planting.run)
     return -runs[..., planting.cue :].double().mean((1, 2)).cpu()
-
-
-def _chunks(count: int, most: int) -> list[slice]:
-    return [slice(start, min(count, start + most)) for start in range(0, count, most)]
