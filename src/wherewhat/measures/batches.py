@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.measures.measurement import Subject
+
+Value = TypeVar("Value")
 
 _TOKENS = 512
 """Tokens that a CPU runs at once; it computes more of them no faster."""
@@ -44,6 +48,15 @@ def rows_at_once(logits: Tensor, *, tokens: int | None = None) -> int:
 def chunks(count: int, most: int) -> list[slice]:
     """Return consecutive slices of at most ``most`` of ``count`` items."""
     return [slice(start, min(count, start + most)) for start in range(0, count, most)]
+
+
+def equal_runs(values: Sequence[Value]) -> Iterator[tuple[Value, slice]]:
+    """Yield each run of equal values with its place."""
+    at = 0
+    for value, same in itertools.groupby(values):
+        count = len(list(same))
+        yield value, slice(at, at + count)
+        at += count
 
 
 def edited_rows(

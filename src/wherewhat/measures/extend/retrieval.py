@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from wherewhat.caches.visibility import index_tensor
 from wherewhat.errors import MeasureError
 
 Encode = Callable[[str], Sequence[int]]
@@ -317,9 +318,15 @@ class RememberedFacts:
 
         It is computed from logits ``(prompts, n, vocabulary)``.
         """
-        rows = torch.arange(len(self.last), device=logits.device)
-        after_prompts = logits[rows, self.last.to(logits.device)].float().log_softmax(-1)
-        logprobs = after_prompts[:, self.answers.to(logits.device)].double().cpu()  # of answer j after prompt i
+        return self.gain_of(torch.stack([self.logprobs(row, prompt) for prompt, row in enumerate(logits)]).cpu())
+
+    def logprobs(self, logits: Tensor, prompt: int) -> Tensor:
+        """Return the log-probability of every answer after one prompt, ``(prompts,)``, from logits ``(n, vocabulary)``."""
+        after_prompt = logits[int(self.last[prompt])].float().log_softmax(-1)
+        return after_prompt[index_tensor(tuple(self.answers.tolist()), logits.device)].double()
+
+    def gain_of(self, logprobs: Tensor) -> float:
+        """Return the gain from the log-probability of answer j after prompt i, ``(prompts, prompts)``."""
         elsewhere = (logprobs * self.others).sum(0) / self.others.sum(0)
         return float((logprobs.diagonal() - elsewhere).mean())
 

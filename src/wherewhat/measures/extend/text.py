@@ -20,7 +20,7 @@ from wherewhat.lengths.windows import Untouched
 from wherewhat.measures.axes.fit import AxesFit, fit_margins
 from wherewhat.measures.axes.margins import blocked_margins
 from wherewhat.measures.axes.solver import Band
-from wherewhat.measures.batches import chunks, edited_rows, on_host, rows_at_once
+from wherewhat.measures.batches import chunks, edited_rows, equal_runs, on_host, rows_at_once
 from wherewhat.measures.extend import LADDER, ExtendConfig
 from wherewhat.measures.extend.retrieval import Encode, Questions, ask, plant, run_scores, second_copy
 from wherewhat.measures.measurement import Subject
@@ -203,7 +203,7 @@ class LengthProbes:
 
         def edit(attention: LayerAttention, chunk: slice) -> Tensor | None:
             outputs: list[tuple[LayerAttention, Tensor | None]] = []
-            for method, own in _runs([row.method for row in rows[chunk]]):
+            for method, own in equal_runs([row.method for row in rows[chunk]]):
                 part = attention.selected(own)
                 output = methods[method].attend(part)
                 observed = [row for row in rows[chunk][own] if row.kind == "control"]  # the first of these rows
@@ -298,15 +298,6 @@ class _Row(NamedTuple):
     method: int
     kind: str
     text: int
-
-
-def _runs(values: Sequence[int]) -> Iterator[tuple[int, slice]]:
-    """Yield each run of equal values with its place."""
-    at = 0
-    for value, same in itertools.groupby(values):
-        count = len(list(same))
-        yield value, slice(at, at + count)
-        at += count
 
 
 def _by_text(heads: _Heads, texts: int) -> list[Scores]:
