@@ -313,20 +313,16 @@ class RememberedFacts:
     answers: Tensor
     others: Tensor
 
-    def gain(self, logits: Tensor) -> float:
-        """Return the mean log-probability of the answers, minus that of the same answers for other subjects, nats.
-
-        It is computed from logits ``(prompts, n, vocabulary)``.
-        """
-        return self.gain_of(torch.stack([self.logprobs(row, prompt) for prompt, row in enumerate(logits)]).cpu())
-
     def logprobs(self, logits: Tensor, prompt: int) -> Tensor:
         """Return the log-probability of every answer after one prompt, ``(prompts,)``, from logits ``(n, vocabulary)``."""
         after_prompt = logits[int(self.last[prompt])].float().log_softmax(-1)
         return after_prompt[index_tensor(tuple(self.answers.tolist()), logits.device)].double()
 
-    def gain_of(self, logprobs: Tensor) -> float:
-        """Return the gain from the log-probability of answer j after prompt i, ``(prompts, prompts)``."""
+    def gain(self, logprobs: Tensor) -> float:
+        """Return the mean log-probability of the answers, minus that of the same answers for other subjects, nats.
+
+        It is computed from the log-probability of answer j after prompt i, ``(prompts, prompts)``.
+        """
         elsewhere = (logprobs * self.others).sum(0) / self.others.sum(0)
         return float((logprobs.diagonal() - elsewhere).mean())
 

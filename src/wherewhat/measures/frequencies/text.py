@@ -395,7 +395,7 @@ class _MassiveRuns:
             rows = [(change, text) for change in changes.values() for _ in range(count)]
             numbers = self._run(facts.ids.repeat(len(changes), 1), rows, read)
             for index, ending in enumerate(changes):
-                gains[ending, text] = facts.gain_of(torch.stack(numbers[count * index : count * (index + 1)]))
+                gains[ending, text] = facts.gain(torch.stack(numbers[count * index : count * (index + 1)]))
         return gains
 
     def _run(
