@@ -22,7 +22,6 @@ from wherewhat.caches.attention import (
     query_blocks,
     rotated_to,
     row_indices,
-    score_dtype,
     set_scores,
 )
 from wherewhat.caches.kernels import attend_by_kernels, kernel_available

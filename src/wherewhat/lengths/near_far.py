@@ -197,9 +197,7 @@ class _NearFar:
                 merge_attention(output[:, :, rows], lse[:, :, rows], beyond, chosen.scores.logsumexp(-1))
         return output.transpose(1, 2)
 
-    def _chosen(
-        self, attention: LayerAttention, rows: Rows, keys: Tensor, *, plain: bool = False
-    ) -> ChosenKeys | None:
+    def _chosen(self, attention: LayerAttention, rows: Rows, keys: Tensor, *, plain: bool = False) -> ChosenKeys | None:
         """Return the far keys that some queries choose, with the logits at which they see them; None for none.
 
         Args:

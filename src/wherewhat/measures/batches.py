@@ -59,6 +59,11 @@ def equal_runs(values: Sequence[Value]) -> Iterator[tuple[Value, slice]]:
         at += count
 
 
+def in_order(hidden: Tensor, order: Tensor) -> Tensor:
+    """Return hidden states ``(texts, n, d)`` in another order of the tokens, ``(n,)`` or ``(texts, n)``."""
+    return hidden[:, order] if order.ndim == 1 else hidden.take_along_dim(order[..., None], 1)
+
+
 def edited_rows(
     subject: Subject,
     ids: Tensor,

@@ -210,7 +210,8 @@ def gaussian_noise(attention: LayerAttention, rows: slice) -> Tensor:
     queries = _mixed(heads[:, None] + counted(rows.start, rows.stop, 0x846CA68B) & _BITS)
     drawn = _mixed(queries[..., None] + counted(0, attention.m, 0xB5297A4D) & _BITS)
     # 23 bits and a half are exact in float32, and neither 0 nor 1.
-    return torch.special.ndtri(((drawn >> 9).float() + 0.5) * 2.0**-23)
+    noise: Tensor = torch.special.ndtri(((drawn >> 9).float() + 0.5) * 2.0**-23)
+    return noise
 
 
 def _subtract(attention: LayerAttention, scores: Tensor, terms: Sequence[Tensor], rows: slice) -> Tensor:
@@ -361,8 +362,6 @@ def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> S
 
 def measure_all_residuals(subject: Subject, ids: Tensor, config: ResidualConfig) -> list[Scores]:
     """Return the loss of texts ``(texts, n)`` at each λ, without each axis, and with layers or heads made additive."""
-    import torch
-
     from wherewhat.measures.batches import rows_at_once
     from wherewhat.measures.tensors import check_faithful, text_losses
 

@@ -196,9 +196,7 @@ class LengthProbes:
             kinds["copy"] = self._copy.ids
         if self._questions:
             kinds["questions"] = torch.cat([questions.ids for questions in self._questions])
-        rows = [
-            _Row(method, kind, text) for method in range(len(methods)) for kind in kinds for text in range(count)
-        ]
+        rows = [_Row(method, kind, text) for method in range(len(methods)) for kind in kinds for text in range(count)]
         heads: list[dict[int, list[dict[str, Tensor]]]] = [{} for _ in methods]
 
         def edit(attention: LayerAttention, chunk: slice) -> Tensor | None:
@@ -225,7 +223,7 @@ class LengthProbes:
 
         ids = torch.cat([*kinds.values()] * len(methods))
         numbers = edited_rows(self._subject, ids, edit, read, most=self._most(ids.shape[1]))
-        by_row = {row: values for row, values in zip(rows, numbers, strict=True)}
+        by_row = dict(zip(rows, numbers, strict=True))
         measured = []
         for method, layers in enumerate(heads):
             of_layers = {

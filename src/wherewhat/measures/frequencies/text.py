@@ -143,7 +143,9 @@ def measure_all_frequencies(
             after.compare(wholes, by_text, config.bands)
         if plantings is not None:
             facts = [None if encode is None else remembered_facts(text[None], encode, prefix=prefix) for text in ids]
-            replaced = _MassiveRuns(masking, massive, plantings, facts, lambda tokens: rows_at_once(sample, tokens=tokens))
+            replaced = _MassiveRuns(
+                masking, massive, plantings, facts, lambda tokens: rows_at_once(sample, tokens=tokens)
+            )
             for whole, own in zip(wholes, replaced.scores(losses, dtypes), strict=True):
                 whole |= own
     return [
