@@ -285,7 +285,8 @@ class LayerAttention:
             rot_q=self.rot_q.reshape(1, heads, *self.rot_q.shape[2:]),
             rot_k=self.rot_k.reshape(1, kv_heads, *self.rot_k.shape[2:]),
             value=self.value.reshape(1, kv_heads, *self.value.shape[2:]),
-            output=self.output.transpose(0, 1).flatten(1, 2)[None],
+            # Editors that replace the output do not have the model's own.
+            output=self.output.transpose(0, 1).flatten(1, 2)[None] if self.output.ndim == 4 else self.output,
             mask=self.mask.mapped(merge),
             positions=positions,
             sinks=None if self.sinks is None else self.sinks.repeat(self.texts),

@@ -314,7 +314,7 @@ class RememberedFacts:
     others: Tensor
 
     def logprobs(self, logits: Tensor, prompt: int) -> Tensor:
-        """Return the log-probability of every answer after one prompt, ``(prompts,)``; logits are ``(n, vocabulary)``."""
+        """Return the log-probability of every answer after one prompt, ``(prompts,)``, from its logits ``(n, …)``."""
         after_prompt = logits[int(self.last[prompt])].float().log_softmax(-1)
         return after_prompt[index_tensor(tuple(self.answers.tolist()), logits.device)].double()
 

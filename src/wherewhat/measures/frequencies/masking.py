@@ -111,7 +111,9 @@ def _unrotated(attention: LayerAttention, changed: Tensor, heads: Tensor | None)
 
 def output_of(attention: LayerAttention, *, block_mib: int) -> Tensor:
     """Return the output ``(texts, n, heads, d_v)`` of a changed layer, by its model's kernel if the mask allows it."""
-    return full_attention(attention) if only_causal(attention) else attention_output(attention, block_mib=block_mib)
+    if only_causal(attention) and attention.value.shape[1] == attention.kv_heads:  # not if heads have their own keys
+        return full_attention(attention)
+    return attention_output(attention, block_mib=block_mib)
 
 
 MASSIVE = 5.0
