@@ -14,6 +14,7 @@ from wherewhat.caches.plan import Plan
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import Blocks
 from wherewhat.errors import ConfigError, MeasureError
+from wherewhat.measures.batches import in_order
 from wherewhat_lab.model import LabModel
 
 Editor = Callable[[LayerAttention], Tensor | None]
@@ -48,9 +49,17 @@ class LabSubject:
             ids: Tokens.
             reducer: Called with each layer's attention.
             logits: Return logits ``(batch, n, vocabulary)``.
-            positions: Positions of the tokens, ``(n,)``; the causal mask does not depend on them.
+            positions: Positions of the tokens, ``(n,)``, or ``(batch, n)`` to run texts one after the other; the causal
+                mask does not depend on them.
         """
-        output = self._forward(ids, reducer, positions=positions, all_tokens=logits)
+        rows = None if positions is None or positions.ndim == 1 else positions
+        if rows is None:
+            output = self._forward(ids, reducer, positions=positions, all_tokens=logits)
+        else:
+            texts = zip(ids, rows, strict=True)
+            output = torch.cat(
+                [self._forward(text[None], reducer, positions=own, all_tokens=logits) for text, own in texts]
+            )
         return output if logits else None
 
     def edited(self, ids: Tensor, editor: Editor, *, positions: Tensor | None = None) -> Tensor:
@@ -103,7 +112,7 @@ class LabSubject:
         orders = {layer: order.to(device) for layer, order in self._orders.items()}
 
         def reorder(layer: int, x: Tensor) -> Tensor | None:
-            return x[:, orders[layer]] if layer in orders else None
+            return in_order(x, orders[layer]) if layer in orders else None
 
         logits: Tensor = self.model(
             ids.to(device),

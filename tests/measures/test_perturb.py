@@ -348,16 +348,20 @@ def test_sensitivity_by_hand():
 def test_the_same_perturbed_text_is_run_once(llama, monkeypatch):
     passes = []
     run_model = ModelSubject.run
-    monkeypatch.setattr(ModelSubject, "run", lambda *args, **options: passes.append(1) or run_model(*args, **options))
+    monkeypatch.setattr(
+        ModelSubject,
+        "run",
+        lambda own, ids, *args, **options: passes.append(len(ids)) or run_model(own, ids, *args, **options),
+    )
     config = PerturbConfig(kinds=("tokens", "position_swap", "features"), rates=(0.0, 0.5), seeds=2, at=0.5)
     measure_perturb(llama, TEXT, config)
     # The intact text, positions and orders as they are, three kinds of two draws; then tokens with other targets for
     # each draw, and two swaps of neighbours.
-    assert len(passes) == 3 + 6 + 2 + 2
+    assert sum(passes) == 3 + 6 + 2 + 2
     runs, change = PerturbedRuns(llama), change_of("position_swap", 0.5)
-    runs.states(change, torch.arange(3))
+    runs.states([(change, torch.arange(3))])
     assert torch.equal(runs.losses(change), perturbed_losses(llama, change))
-    assert len(passes) == 13 + 2
+    assert sum(passes) == 13 + 2
 
 
 def test_every_number_of_a_document_has_finite_words(llama):

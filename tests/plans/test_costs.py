@@ -10,9 +10,10 @@ from helpers.capture import TinySubject, proved, tokens
 from wherewhat.caches.plan import plannable
 from wherewhat.errors import MeasureError
 from wherewhat.measures import variants
+from wherewhat.measures.batches import batch_mib
 from wherewhat.measures.extend.retrieval import plant, planted_gain
 from wherewhat.measures.tensors import next_token_loss
-from wherewhat.measures.variants import DEPTHS, RUN, batch_mib
+from wherewhat.measures.variants import DEPTHS, RUN
 from wherewhat.plans.costs import (
     OPERATIONS,
     fit_head_statistics,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from wherewhat.captures.attention import LayerAttention, Mask, shared_product
+from wherewhat.captures.attention import LayerAttention, Mask, Rows, shared_product
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 
@@ -42,16 +43,16 @@ class FarKeys:
         query: Position of a query for these keys, from its index ``(rows,)``.
         key: Position of a key, from its index ``(c,)``.
         choose: Keys that single queries may see, ``(batch, rows, count)`` bool, from the rotated queries ``(batch,
-            heads, rows, d)`` and their rows; None for all.
+            heads, rows, d)`` and their indices ``(rows,)``; None for all.
     """
 
     count: int
     query: Callable[[Tensor], Tensor]
     key: Callable[[Tensor], Tensor]
-    choose: Callable[[Tensor, slice], Tensor] | None = None
+    choose: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @classmethod
-    def capped(cls, count: int, window: int, choose: Callable[[Tensor, slice], Tensor] | None = None) -> FarKeys:
+    def capped(cls, count: int, window: int, choose: Callable[[Tensor, Tensor], Tensor] | None = None) -> FarKeys:
         """Return the first keys, all at distance ``window``."""
         return cls(count, lambda i: torch.full_like(i, window), torch.zeros_like, choose)
 
@@ -73,7 +74,7 @@ class ChosenKeys:
 
 
 def attend_sets(
-    attention: LayerAttention, rows: slice, sets: Sequence[KeySet], chosen: ChosenKeys | None = None
+    attention: LayerAttention, rows: Rows, sets: Sequence[KeySet], chosen: ChosenKeys | None = None
 ) -> Tensor:
     """Return the output ``(batch, rows, heads, d_v)`` of one softmax over the keys of all sets.
 
@@ -104,7 +105,12 @@ def gathered(x: Tensor, index: Tensor) -> Tensor:
     return x.reshape(-1, d).index_select(0, flat.flatten()).view(*index.shape, d)
 
 
-def set_scores(attention: LayerAttention, rows: slice, key_set: KeySet) -> Tensor:
+def row_indices(rows: Rows, device: torch.device) -> Tensor:
+    """Return the indices of some queries, ``(rows,)``; a slice has a start and a stop."""
+    return torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, slice) else rows
+
+
+def set_scores(attention: LayerAttention, rows: Rows, key_set: KeySet) -> Tensor:
     """Return the logits ``(batch, heads, rows, c)`` of a set of keys, -inf where a key is not visible."""
     dtype = score_dtype(attention)
     q = key_set.q.to(dtype)
@@ -113,9 +119,11 @@ def set_scores(attention: LayerAttention, rows: slice, key_set: KeySet) -> Tenso
     if attention.softcap is not None:
         scores = attention.softcap * torch.tanh(scores / attention.softcap)
     mask, columns = _mask_terms(attention, rows, key_set.keys), scores.shape[-1]
-    i = torch.arange(rows.start, rows.stop, device=q.device)[:, None] + (attention.m - attention.n)
-    j = torch.arange(attention.m, device=q.device)[key_set.keys]
-    visible = mask.visible(slice(None), count, columns) & key_set.allowed & (j <= i)
+    i = row_indices(rows, q.device)[:, None] + (attention.m - attention.n)
+    j = row_indices(key_set.keys, q.device)
+    visible = key_set.allowed & (j <= i)
+    if mask.has_terms:
+        visible = visible & mask.visible(slice(None), count, columns)
     if attention.mask.window is not None:
         visible = visible & (i - j < attention.mask.window)
     bias = mask.bias(slice(None), count, columns)
@@ -167,8 +175,11 @@ def check_unpadded(attention: LayerAttention) -> None:
 
     Every token of a text sees itself, whatever the window or the chunk; a padded one is hidden from all queries.
     """
-    if bool((attention.positions.diff(dim=-1) != 1).any()):
-        raise MeasureError(f"positions do not go up one by one in layer {attention.layer}: {ONE_TEXT}")
+    positions = attention.positions
+    if positions not in _consecutive:  # reading a number waits for a GPU, and all layers of a pass have one tensor
+        if bool((positions.diff(dim=-1) != 1).any()):
+            raise MeasureError(f"positions do not go up one by one in layer {attention.layer}: {ONE_TEXT}")
+        _consecutive[positions] = True
     if not attention.mask.has_terms:
         return
     n, m = attention.n, attention.m
@@ -181,6 +192,9 @@ def check_unpadded(attention: LayerAttention) -> None:
         what = f"token {hidden[0]}" if hidden[0] else "the first key"
         raise MeasureError(f"{what} is hidden in layer {attention.layer}, as padding is: {ONE_TEXT}")
 
+
+_consecutive = WeakTensorKeyDictionary()
+"""Positions that go up one by one."""
 
 ONE_TEXT = "give one text per row, without padding or packing"
 """What to do about padded and packed texts."""
@@ -214,7 +228,7 @@ def query_blocks(attention: LayerAttention, keys: int, *, block_mib: int, most: 
         yield slice(start, min(n, start + rows))
 
 
-def _mask_terms(attention: LayerAttention, rows: slice, keys: slice | Tensor) -> Mask:
+def _mask_terms(attention: LayerAttention, rows: Rows, keys: slice | Tensor) -> Mask:
     """Return the terms of the layer's mask for some queries and keys, without causality and window."""
 
     def select(term: Tensor) -> Tensor:

@@ -21,15 +21,19 @@ from wherewhat.caches.attention import (
     only_causal,
     query_blocks,
     rotated_to,
-    score_dtype,
+    row_indices,
     set_scores,
 )
 from wherewhat.caches.kernels import attend_by_kernels, kernel_available
-from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.attention import LayerAttention, Mask, Rows
 from wherewhat.captures.rotation import Rotation
 
 _FEW = 256
 """Number of far keys up to which they are processed together, beside a kernel for the window."""
+
+
+Queries = slice | tuple[int, ...]
+"""Some queries: a slice with a start and a stop, or their indices, ascending."""
 
 
 class Visibility(Protocol):
@@ -38,7 +42,7 @@ class Visibility(Protocol):
     def attend(self, attention: LayerAttention, *, block_mib: int) -> Tensor:
         """Return the layer's output ``(batch, n, heads, d_v)``, computed by blocks of queries."""
 
-    def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
+    def scores(self, attention: LayerAttention, rows: Queries) -> Tensor:
         """Return the logits ``(batch, heads, rows, m)`` of some queries, -inf where a key is not visible."""
 
 
@@ -67,43 +71,67 @@ class Windowed:
         for rows in query_blocks(attention, keys, block_mib=block_mib, most=self.window):
             sets = self.sets(attention, rows, far_keys)
             if far is not None and far.choose is not None and len(sets) > 1:
-                distant = sets[1]
-                reached = distant.allowed.flatten(0, 2).any(0).nonzero()[:, 0]
-                sets[1] = KeySet(distant.q, distant.k[:, :, reached], reached, distant.allowed[..., reached])
+                sets[1] = _reached(sets[1])
             output[:, rows] = attend_sets(attention, rows, sets)
         return output
 
-    def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
+    def scores(self, attention: LayerAttention, rows: Queries) -> Tensor:
         """See :class:`Visibility`."""
         check_unpadded(attention)
-        shape = (*attention.rot_q.shape[:2], rows.stop - rows.start, attention.m)
-        out = torch.full(shape, -torch.inf, dtype=score_dtype(attention), device=attention.rot_q.device)
-        for key_set in self.sets(attention, rows, self.first_keys(attention)):
+        chosen = query_rows(rows, attention.rot_q.device)
+        near, *far = self.sets(attention, chosen, self.first_keys(attention))
+        out = set_scores(attention, chosen, near)
+        if near.keys != slice(0, attention.m):
+            whole = torch.full((*out.shape[:3], attention.m), -torch.inf, dtype=out.dtype, device=out.device)
+            whole[..., near.keys] = out
+            out = whole
+        for key_set in far:
             # A pair is allowed in one of the sets, and is -inf in the other.
-            out[..., key_set.keys] = torch.maximum(out[..., key_set.keys], set_scores(attention, rows, key_set))
+            out[..., key_set.keys] = torch.maximum(out[..., key_set.keys], set_scores(attention, chosen, key_set))
         return out
 
     def first_keys(self, attention: LayerAttention) -> Tensor | None:
         """Return the keys beyond the window, rotated to their positions; None for none."""
         return None if self.far is None else self.far.rotated(attention)
 
-    def sets(self, attention: LayerAttention, rows: slice, far_keys: Tensor | None) -> list[KeySet]:
-        """Return the keys inside the window of some queries, and those beyond it if there are any."""
+    def sets(self, attention: LayerAttention, rows: Rows, far_keys: Tensor | None) -> list[KeySet]:
+        """Return the keys inside the window of some queries, and those beyond it if there are any.
+
+        Queries by index may be anywhere in the text: their sets hold all keys.
+        """
         first = attention.m - attention.n
-        i = torch.arange(first + rows.start, first + rows.stop, device=attention.rot_q.device)
-        near = slice(max(0, first + rows.start - self.window + 1), first + rows.stop)
+        i = row_indices(rows, attention.rot_q.device) + first
+        start, stop = (first + rows.start, first + rows.stop) if isinstance(rows, slice) else (0, attention.m)
+        near = slice(max(0, start - self.window + 1), stop)
         j = torch.arange(near.start, near.stop, device=i.device)
         q = attention.rot_q[:, :, rows]
         sets = [KeySet(q, attention.rot_k[:, :, near], near, i[:, None] - j < self.window)]
-        if self.far is not None and far_keys is not None and first + rows.stop > self.window:
+        if self.far is not None and far_keys is not None and stop > self.window:
             # Keys inside the window of the block's last query are inside that of every query.
-            stop = min(far_keys.shape[2], first + rows.stop - self.window)
+            stop = min(far_keys.shape[2], stop - self.window)
             q = rotated_to(attention, q, i, self.far.query(i))
             allowed = (i[:, None] - torch.arange(stop, device=i.device) >= self.window)[None]
             if self.far.choose is not None:
-                allowed = allowed & self.far.choose(q, rows)[..., :stop]
+                allowed = allowed & self.far.choose(q, i - first)[..., :stop]
             sets.append(KeySet(q, far_keys[:, :, :stop], slice(0, stop), allowed[:, None]))
         return sets
+
+
+_SEARCHED = 4096
+"""Number of far keys on a GPU up to which all are read: to know which ones are needed takes longer."""
+
+
+def _reached(distant: KeySet) -> KeySet:
+    """Return a set of keys without those that no query of the block sees."""
+    if distant.k.is_cuda and distant.k.shape[2] <= _SEARCHED:
+        return distant
+    reached = distant.allowed.flatten(0, 2).any(0).nonzero()[:, 0]
+    return KeySet(distant.q, distant.k[:, :, reached], reached, distant.allowed[..., reached])
+
+
+def query_rows(rows: Queries, device: torch.device) -> Rows:
+    """Return some queries as a slice, or as indices on a device."""
+    return rows if isinstance(rows, slice) else index_tensor(rows, device)
 
 
 @dataclass(frozen=True)
@@ -126,15 +154,16 @@ class Rescaled:
             output[:, rows] = self._attend_piece(attention, rows, rotation, block_mib=block_mib)
         return output
 
-    def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
+    def scores(self, attention: LayerAttention, rows: Queries) -> Tensor:
         """See :class:`Visibility`."""
         check_unpadded(attention)
         scores = []
         for piece, rotation in self.pieces:
-            common = slice(max(rows.start, piece.start), min(rows.stop, piece.stop))
-            if common.start < common.stop:
+            own = _common(rows, piece)
+            if own:
+                common = query_rows(own, attention.rot_q.device)
                 scores.append(set_scores(attention, common, _rerotated(attention, common, rotation, attention.m)))
-        return torch.cat(scores, 2)
+        return scores[0] if len(scores) == 1 else torch.cat(scores, 2)
 
     @staticmethod
     def _attend_piece(attention: LayerAttention, rows: slice, rotation: Rotation, *, block_mib: int) -> Tensor:
@@ -155,10 +184,18 @@ class Rescaled:
         return output
 
 
-def _rerotated(attention: LayerAttention, rows: slice, rotation: Rotation, keys: int) -> KeySet:
+def _common(rows: Queries, piece: slice) -> Queries | None:
+    """Return the queries that are in a piece of the text; None for none."""
+    if isinstance(rows, tuple):
+        return tuple(row for row in rows if piece.start <= row < piece.stop) or None
+    common = slice(max(rows.start, piece.start), min(rows.stop, piece.stop))
+    return common if common.start < common.stop else None
+
+
+def _rerotated(attention: LayerAttention, rows: Rows, rotation: Rotation, keys: int) -> KeySet:
     """Return some queries and the first ``keys`` keys under another rotation."""
     first, device = attention.m - attention.n, attention.rot_q.device
-    i = torch.arange(first + rows.start, first + rows.stop, device=device)
+    i = row_indices(rows, device) + first
     j = torch.arange(keys, device=device)
     q = rotated_to(attention, attention.rot_q[:, :, rows], i, i, rotation=rotation)
     k = rotated_to(attention, attention.rot_k[:, :, :keys], j, j, rotation=rotation)
@@ -270,6 +307,7 @@ class HeadSet:
 
 
 @functools.lru_cache(maxsize=4096)
+@torch.inference_mode(False)  # the cached tensors are also used outside of inference mode
 def index_tensor(values: tuple[int, ...], device: torch.device) -> Tensor:
     """Return indices as a tensor, made once for each device: copying them takes longer than most kernels."""
     return torch.tensor(values, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -81,13 +82,12 @@ class Mask:
 
     def _shown(self, rows: Rows, n: int, m: int) -> Tensor:
         """Return the visible keys without regard to the additive terms."""
-        i = torch.arange(n, device=self.device)[rows, None] + (m - n)
-        j = torch.arange(m, device=self.device)[None, :]
-        out = torch.ones(1, 1, i.shape[0], m, dtype=torch.bool, device=self.device)
-        if self.causal:
-            out = out & (j <= i)
-        if self.window is not None:
-            out = out & (i - j < self.window)
+        i = range(n)[rows] if isinstance(rows, slice) else rows
+        if isinstance(i, Tensor):
+            out = _seen(self.causal, self.window, i + (m - n), m)
+        else:
+            band = _band if len(i) * m <= _KEPT else _band.__wrapped__
+            out = band(self.causal, self.window, i, n, m, self.device)
         for term in self.hidden:
             out = out & ~_rows(term, rows, m)
         for term in self.visible_only:
@@ -102,6 +102,25 @@ class Mask:
             here = _rows(term, rows, m) <= limit
             hidden = here if hidden is None else hidden | here
         return hidden
+
+
+_KEPT = 2**22
+"""Largest number of pairs of which the visible ones are kept for the next layers."""
+
+
+@functools.lru_cache(maxsize=8)
+@torch.inference_mode(False)  # the cached tensors are also used outside of inference mode
+def _band(causal: bool, window: int | None, rows: range, n: int, m: int, device: torch.device) -> Tensor:
+    """Return the keys that some queries see; kept, because making them again takes many small kernels."""
+    i = torch.arange(rows.start, rows.start + rows.step * len(rows), rows.step, device=device)
+    return _seen(causal, window, i + (m - n), m)
+
+
+def _seen(causal: bool, window: int | None, i: Tensor, m: int) -> Tensor:
+    """Return the keys that queries at indices ``i`` ``(rows,)`` see, ``(1, 1, rows, m)`` bool."""
+    distance = i[:, None] - torch.arange(m, device=i.device)
+    out = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+    return (out if window is None else out & (distance < window))[None, None]
 
 
 def _rows(term: Tensor, rows: Rows, m: int) -> Tensor:
@@ -221,17 +240,21 @@ class LayerAttention:
 
     def text(self, index: int) -> LayerAttention:
         """Return the layer of one of its texts."""
-        if self.texts == 1 and index == 0:
+        own = self.selected(slice(index, index + 1))
+        return own if own is self or own.positions.ndim == 1 else replace(own, positions=own.positions[0])
+
+    def selected(self, texts: slice) -> LayerAttention:
+        """Return the layer of some of its texts."""
+        if texts.indices(self.texts) == (0, self.texts, 1):
             return self
-        own = slice(index, index + 1)
         return replace(
             self,
-            rot_q=self.rot_q[own],
-            rot_k=self.rot_k[own],
-            value=self.value[own],
-            output=self.output[own],
-            mask=self.mask.mapped(lambda term: term[own] if term.ndim == 4 and term.shape[0] > 1 else term),
-            positions=self.positions if self.positions.ndim == 1 else self.positions[own][0],
+            rot_q=self.rot_q[texts],
+            rot_k=self.rot_k[texts],
+            value=self.value[texts],
+            output=self.output[texts],
+            mask=self.mask.mapped(lambda term: term[texts] if term.ndim == 4 and term.shape[0] > 1 else term),
+            positions=self.positions if self.positions.ndim == 1 else self.positions[texts],
         )
 
     @cached_property
@@ -262,7 +285,8 @@ class LayerAttention:
             rot_q=self.rot_q.reshape(1, heads, *self.rot_q.shape[2:]),
             rot_k=self.rot_k.reshape(1, kv_heads, *self.rot_k.shape[2:]),
             value=self.value.reshape(1, kv_heads, *self.value.shape[2:]),
-            output=self.output.transpose(0, 1).flatten(1, 2)[None],
+            # Editors that replace the output do not have the model's own.
+            output=self.output.transpose(0, 1).flatten(1, 2)[None] if self.output.ndim == 4 else self.output,
             mask=self.mask.mapped(merge),
             positions=positions,
             sinks=None if self.sinks is None else self.sinks.repeat(self.texts),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
@@ -59,7 +60,16 @@ class PositionInterpolation(RescaledMethod):
 
     def rescaled(self, rotation: Rotation, factor: float) -> Rotation:
         """Return the rotation with all frequencies divided by the factor."""
-        return replace(rotation, inv_freq=rotation.inv_freq / factor)
+        return _interpolated(rotation, factor)
+
+
+@functools.lru_cache(maxsize=512)
+def _interpolated(rotation: Rotation, factor: float) -> Rotation:
+    """Return the rotation with all frequencies divided by the factor.
+
+    Kept, as the other rotations of this module: their frequencies are copied to a GPU once, not for every layer.
+    """
+    return replace(rotation, inv_freq=rotation.inv_freq / factor)
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,7 @@ class NTKAware(RescaledMethod):
         return ntk_rotation(rotation, factor)
 
 
+@functools.lru_cache(maxsize=4096)
 def ntk_rotation(rotation: Rotation, factor: float) -> Rotation:
     """Return the rotation with plane f of p slower by factor^(f/(p-1)), which is equivalent to a larger base."""
     index = torch.arange(rotation.planes, dtype=torch.float64, device=rotation.inv_freq.device)
@@ -148,13 +159,18 @@ class YaRN(RescaledMethod):
     def rescaled(self, rotation: Rotation, factor: float) -> Rotation:
         """Return the rotation with a linear transition over planes from the model's to interpolated frequencies."""
         trained = required(self.name, "training length", self.trained)
-        inv_freq = rotation.inv_freq.double()
-        low = max(0, math.floor(_index_of(self.fast, inv_freq, trained)))
-        high = min(2 * rotation.planes - 1, math.ceil(_index_of(self.slow, inv_freq, trained)))
-        index = torch.arange(rotation.planes, dtype=torch.float64, device=inv_freq.device)
-        share = ((index - low) / max(high - low, 1e-3)).clamp(0, 1)
-        mixed = inv_freq * (1 - share) + inv_freq / factor * share
-        return replace(rotation, inv_freq=mixed.float(), scaling=rotation.scaling * (0.1 * math.log(factor) + 1))
+        return _yarn_rotation(rotation, factor, trained, self.fast, self.slow)
+
+
+@functools.lru_cache(maxsize=512)
+def _yarn_rotation(rotation: Rotation, factor: float, trained: int, fast: float, slow: float) -> Rotation:
+    inv_freq = rotation.inv_freq.double()
+    low = max(0, math.floor(_index_of(fast, inv_freq, trained)))
+    high = min(2 * rotation.planes - 1, math.ceil(_index_of(slow, inv_freq, trained)))
+    index = torch.arange(rotation.planes, dtype=torch.float64, device=inv_freq.device)
+    share = ((index - low) / max(high - low, 1e-3)).clamp(0, 1)
+    mixed = inv_freq * (1 - share) + inv_freq / factor * share
+    return replace(rotation, inv_freq=mixed.float(), scaling=rotation.scaling * (0.1 * math.log(factor) + 1))
 
 
 def _index_of(turns: float, inv_freq: torch.Tensor, trained: int) -> float:

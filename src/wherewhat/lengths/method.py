@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wherewhat.caches.attention import FarKeys, default_block_mib
-from wherewhat.caches.visibility import Visibility, Windowed
+from wherewhat.caches.visibility import Queries, Visibility, Windowed, query_rows
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof, current_proof, intervene, prove
 from wherewhat.captures.session import Capture
@@ -101,21 +101,22 @@ class LengthMethod(ABC):
             return None
         return visibility.attend(attention, block_mib=block_mib or default_block_mib(attention.rot_q.device))
 
-    def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
+    def scores(self, attention: LayerAttention, rows: Queries) -> Tensor:
         """Return the logits of some queries under this method.
 
         The result of :meth:`attend` is their softmax (with the layer's sink column, if it has one) times the values.
 
         Args:
             attention: One layer, whose queries belong to the last keys.
-            rows: The queries, with a start and a stop.
+            rows: The queries: a slice with a start and a stop, or their indices, ascending.
 
         Returns:
             Logits ``(batch, heads, rows, m)``, -inf where a key is not visible.
         """
         visibility = self.visibility(attention)
         if visibility is None:
-            return attention.attn_scores(rows).masked_fill(~attention.visible(rows), -torch.inf)
+            chosen = query_rows(rows, attention.rot_q.device)
+            return attention.attn_scores(chosen).masked_fill(~attention.visible(chosen), -torch.inf)
         return visibility.scores(attention, rows)
 
     def check_model(self, model: nn.Module, proof: Proof) -> None:

@@ -20,12 +20,13 @@ from wherewhat.caches.attention import (
     only_causal,
     query_blocks,
     rotated_to,
+    row_indices,
     set_scores,
 )
 from wherewhat.caches.kernels import MOST_FAR, attend_on_gpu, kernel_available, merge_attention, merged_attention
 from wherewhat.caches.plan import Plan
-from wherewhat.caches.visibility import Visibility, Windowed, attend_by_heads
-from wherewhat.captures.attention import LayerAttention, shared_product
+from wherewhat.caches.visibility import Queries, Visibility, Windowed, attend_by_heads, index_tensor, query_rows
+from wherewhat.captures.attention import LayerAttention, Rows, shared_product
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError
@@ -196,9 +197,7 @@ class _NearFar:
                 merge_attention(output[:, :, rows], lse[:, :, rows], beyond, chosen.scores.logsumexp(-1))
         return output.transpose(1, 2)
 
-    def _chosen(
-        self, attention: LayerAttention, rows: slice, keys: Tensor, *, plain: bool = False
-    ) -> ChosenKeys | None:
+    def _chosen(self, attention: LayerAttention, rows: Rows, keys: Tensor, *, plain: bool = False) -> ChosenKeys | None:
         """Return the far keys that some queries choose, with the logits at which they see them; None for none.
 
         Args:
@@ -208,8 +207,8 @@ class _NearFar:
             plain: Whether the layer has a causal mask and nothing else; then only chosen keys are read again.
         """
         method, window, first = self.method, self.near.window, attention.m - attention.n
-        i = torch.arange(first + rows.start, first + rows.stop, device=keys.device)
-        stop = first + rows.stop - window
+        i = row_indices(rows, keys.device) + first
+        stop = (first + rows.stop if isinstance(rows, slice) else attention.m) - window
         if stop <= method.sinks:
             return None
         far, count = slice(method.sinks, stop), min(method.top, stop - method.sinks)
@@ -235,7 +234,7 @@ class _NearFar:
         return ChosenKeys(logits * attention.scale, best + far.start)
 
     def _within_margin(
-        self, attention: LayerAttention, rows: slice, sets: list[KeySet], keys: Tensor
+        self, attention: LayerAttention, rows: Rows, sets: list[KeySet], keys: Tensor
     ) -> ChosenKeys | None:
         """Return the far keys of some queries, without those below the margin; None if there are none."""
         chosen = self._chosen(attention, rows, keys)
@@ -245,14 +244,15 @@ class _NearFar:
         low = chosen.scores < best[..., None] - self.method.margin
         return replace(chosen, scores=chosen.scores.masked_fill(low, -torch.inf))
 
-    def scores(self, attention: LayerAttention, rows: slice) -> Tensor:
+    def scores(self, attention: LayerAttention, rows: Queries) -> Tensor:
         """See :class:`Visibility`."""
         out = self.near.scores(attention, rows)
-        sets = self.near.sets(attention, rows, self.near.first_keys(attention))
-        chosen = self._within_margin(attention, rows, sets, _contents(attention))
+        queries = query_rows(rows, out.device)
+        sets = self.near.sets(attention, queries, self.near.first_keys(attention))
+        chosen = self._within_margin(attention, queries, sets, _contents(attention))
         if chosen is None:
             return out
-        looking = torch.tensor(self.looking, device=out.device)[:, None, None]
+        looking = index_tensor(tuple(map(int, self.looking)), out.device).bool()[:, None, None]
         # A key is chosen once, and is not visible in the window.
         return torch.where(looking, out.scatter_reduce(-1, chosen.keys, chosen.scores, "amax"), out)
 

@@ -131,7 +131,7 @@ class InfLLM(LengthMethod):
         count = self.sinks + max(0, blocks) * self.block
         summed = self._represented(attention, window, blocks) if blocks > 0 else None
 
-        def choose(q: Tensor, rows: slice) -> Tensor:
+        def choose(q: Tensor, rows: Tensor) -> Tensor:
             seen = torch.ones(q.shape[0], q.shape[2], count, dtype=torch.bool, device=q.device)
             if summed is not None:
                 seen[..., self.sinks :] = self._retrieved(q, summed, rows, window).repeat_interleave(self.block, -1)
@@ -154,13 +154,13 @@ class InfLLM(LengthMethod):
         k = torch.unflatten(k, 2, (blocks, self.block))
         return k.gather(3, best[..., None].expand(*best.shape, d)).sum(3)
 
-    def _retrieved(self, q: Tensor, summed: Tensor, rows: slice, window: int) -> Tensor:
+    def _retrieved(self, q: Tensor, summed: Tensor, rows: Tensor, window: int) -> Tensor:
         """Return the blocks that queries at distance L retrieve, ``(batch, rows, blocks)`` bool."""
         batch, _, count, d = q.shape
         grouped = q.reshape(batch, summed.shape[1], -1, count, d).sum(2)
         relevance = (grouped @ summed.to(q.dtype).transpose(-1, -2)).sum(1)
         blocks = relevance.shape[-1]
-        i = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
+        i = rows[:, None]
         last = self.sinks + self.block * (1 + torch.arange(blocks, device=q.device)) - 1
         ready = i - last >= window
         best = relevance.masked_fill(~ready, -torch.inf).topk(min(self.top, blocks), dim=-1).indices

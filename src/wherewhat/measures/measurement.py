@@ -48,7 +48,7 @@ class Subject(Protocol):
     ) -> Tensor | None:
         """Run on ``ids`` ``(batch, n)``, pass each layer to ``reducer``, and return the logits if ``logits`` is True.
 
-        ``positions`` ``(n,)`` replaces the positions 0, 1, …; the attention mask stays the same.
+        ``positions``, ``(n,)`` or ``(batch, n)``, replaces the positions 0, 1, …; the attention mask stays the same.
         """
 
     def edited(
@@ -57,7 +57,10 @@ class Subject(Protocol):
         """Return logits ``(batch, n, vocabulary)`` with attention outputs replaced by those that ``editor`` returns."""
 
     def reordered(self, orders: Mapping[int, Tensor]) -> AbstractContextManager[None]:
-        """While open, permute the hidden states that enter a layer: row i is taken from row ``order[i]``."""
+        """While open, permute the hidden states that enter a layer: row i is taken from row ``order[i]``.
+
+        Orders are ``(n,)``, or ``(batch, n)`` for each text its own.
+        """
 
     def trained_length(self) -> int:
         """Return the number of tokens of the texts that the model was trained on."""
@@ -320,7 +323,7 @@ class TextMeasurement(Measurement):
         """Return the scores of one text, or only values of the model as a whole by metric."""
 
     def measure_texts(self, subject: Subject, texts: Sequence[Text], config: Any) -> Sequence[Scores]:
-        """Return the scores of each of some texts of one length; override it to run them together."""
+        """Return the scores of each of several texts of one length, which a measurement may run together."""
         return [as_scores(self, self.measure(subject, text, config)) for text in texts]
 
 

@@ -7,17 +7,19 @@ The control of λ = 0 adds noise of the same size to the logits.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wherewhat.errors import ConfigError
+from wherewhat.errors import CaptureError, ConfigError
 from wherewhat.measures.measurement import Subject, Text, TextMeasurement, check_minimum
 from wherewhat.options import option
 from wherewhat.scores import NON_NEGATIVE, Column, Metric, Scores, loss_metric, stored_metric
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from wherewhat.captures.attention import LayerAttention
@@ -52,7 +54,7 @@ class ResidualMeasurement(TextMeasurement):
     """``wherewhat residual``."""
 
     name = "residual"
-    revision = 3
+    revision = 4
     summary = "Loss with the non-additive part of the logits scaled down."
     config = ResidualConfig
     controls = ()
@@ -109,12 +111,18 @@ class ResidualMeasurement(TextMeasurement):
         """Return the scores."""
         return measure_residual(subject, text.ids, config)
 
+    def measure_texts(self, subject: Subject, texts: Sequence[Text], config: ResidualConfig) -> Sequence[Scores]:
+        """Return the scores of each text."""
+        import torch
+
+        return measure_all_residuals(subject, torch.cat([text.ids for text in texts]), config)
+
 
 def mixed_attention(
     attention: LayerAttention,
     fit: AxesFit,
     *,
-    strength: float = 1.0,
+    strength: float | Tensor = 1.0,
     without: str = "",
     heads: Tensor | None = None,
     noise: bool = False,
@@ -123,49 +131,87 @@ def mixed_attention(
     """Compute the attention output with changed logits, a block of queries at a time.
 
     Args:
-        attention: One layer, batch 1, n queries over n keys.
-        fit: Its three-axis fit over all visible pairs.
-        strength: λ, the factor on the non-additive part.
+        attention: One layer, n queries over n keys.
+        fit: The three-axis fit over all visible pairs of its merged heads, see :attr:`LayerAttention.merged`.
+        strength: λ, the factor on the non-additive part; a tensor ``(texts,)`` for each text its own.
         without: Axes to subtract, e.g. ``"a"``. The query axis cancels in softmax, so subtracting it has no effect. A
             sink column keeps its weight.
         heads: True for the heads to change, ``(heads,)``; None for all.
-        noise: Add Gaussian noise instead, the same in each call, with the root mean square that the change by
-            ``strength`` has in a head.
-        block_mib: Memory for one block of logits, in MiB.
+        noise: Add Gaussian noise instead, the same in each call and each text, with the root mean square that the
+            change by ``strength`` has in a head.
+        block_mib: Memory for one block of logits of a text, in MiB.
 
     Returns:
-        Output ``(1, n, heads, d_v)``.
+        Output ``(texts, n, heads, d_v)``.
     """
     import torch
 
     from wherewhat.measures.attention import attention_output
 
+    texts, merged = attention.texts, attention.merged
     dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
     device = attention.rot_q.device
     a, b, c = (x.to(device, dtype) for x in (fit.a, fit.b, fit.c))
     size = (fit.sse / fit.pairs).sqrt().to(device, dtype)[:, None, None]
-    drawn = torch.Generator().manual_seed(attention.layer)
+    if isinstance(strength, torch.Tensor):
+        strength = strength.to(device, dtype).repeat_interleave(attention.heads)[:, None, None]
+    chosen = None if heads is None else heads.to(device).repeat(texts).view(1, -1, 1, 1)
 
     def pattern(block: slice) -> Tensor:
-        scores = attention.attn_scores(block)
-        i = torch.arange(block.start, block.stop, device=device)
-        distance = (i[:, None] - torch.arange(attention.m, device=device)).clamp(0, a.shape[1] - 1)
-        terms = {"a": a[:, distance], "b": b[:, block, None], "c": c[:, None]}
-        if strength == 1:
+        scores = merged.attn_scores(block)
+
+        def term(axis: str) -> Tensor:
+            if axis == "a":
+                i = torch.arange(block.start, block.stop, device=device)
+                return a[:, (i[:, None] - torch.arange(attention.m, device=device)).clamp(0, a.shape[1] - 1)]
+            return b[:, block, None] if axis == "b" else c[:, None]
+
+        if isinstance(strength, float | int) and strength == 1:
             changed = scores
         elif noise:
-            # Drawn row by row and on the CPU, so that the noise depends on neither blocks nor the device.
-            even = torch.rand(len(i), attention.heads, attention.m, generator=drawn).transpose(0, 1).to(device, dtype)
-            changed = scores + (1 - strength) * size * torch.special.ndtri(even.clamp_min(2**-25))
+            drawn = gaussian_noise(attention, block).to(dtype).repeat(texts, 1, 1)
+            changed = scores + (1 - strength) * size * drawn
         else:
-            changed = strength * scores + (1 - strength) * (sum(terms.values()))
+            changed = strength * scores + term("a").add_(term("b")).add_(term("c")).mul_(1 - strength)
         if without:
-            changed = _subtract(attention, changed, [terms[axis] for axis in without], block)
-        if heads is not None:
-            changed = torch.where(heads.to(device).view(1, -1, 1, 1), changed, scores)
-        return attention.weigh(changed, block)
+            changed = _subtract(merged, changed, [term(axis) for axis in without], block)
+        if chosen is not None:
+            changed = torch.where(chosen, changed, scores)
+        return merged.weigh(changed, block)
 
-    return attention_output(attention, block_mib=block_mib, pattern=pattern)
+    output = attention_output(merged, block_mib=block_mib * texts, pattern=pattern)
+    return torch.unflatten(output[0], 1, (texts, -1)).movedim(1, 0)
+
+
+_BITS = 2**32 - 1
+"""Mask of the integers that noise is made from."""
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Return 32-bit integers, held as int64, as other ones without their patterns (the finaliser of MurmurHash3)."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B & _BITS
+    x = (x ^ (x >> 13)) * 0xC2B2AE35 & _BITS
+    return x ^ (x >> 16)
+
+
+def gaussian_noise(attention: LayerAttention, rows: slice) -> Tensor:
+    """Return Gaussian noise for the logits of some queries, ``(heads, rows, m)`` float32.
+
+    It is a function of layer, head, query and key: the same on every device, for blocks of any size and in each text.
+    """
+    import torch
+
+    device = attention.rot_q.device
+
+    def counted(start: int, stop: int, factor: int) -> Tensor:
+        return torch.arange(start, stop, device=device) * factor
+
+    heads = _mixed(counted(0, attention.heads, 0x9E3779B1) + attention.layer * 0x7FEB352D & _BITS)
+    queries = _mixed(heads[:, None] + counted(rows.start, rows.stop, 0x846CA68B) & _BITS)
+    drawn = _mixed(queries[..., None] + counted(0, attention.m, 0xB5297A4D) & _BITS)
+    # 23 bits and a half are exact in float32, and neither 0 nor 1.
+    noise: Tensor = torch.special.ndtri(((drawn >> 9).float() + 0.5) * 2.0**-23)
+    return noise
 
 
 def _subtract(attention: LayerAttention, scores: Tensor, terms: Sequence[Tensor], rows: slice) -> Tensor:
@@ -180,12 +226,144 @@ def _subtract(attention: LayerAttention, scores: Tensor, terms: Sequence[Tensor]
     return less + (before - after)
 
 
-def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> Scores:
-    """Return the loss of a text ``(1, n)`` at each λ, without each axis, and with layers or heads made additive."""
+@dataclass(frozen=True)
+class _Variant:
+    """A change of the logits of some heads, ``(heads,)`` by layer; None for all."""
+
+    strength: float = 1.0
+    without: str = ""
+    noise: bool = False
+    only: Mapping[int, Tensor] | None = None
+
+    @property
+    def kind(self) -> tuple[bool, str, bool, int]:
+        """What variants that are computed together have in common."""
+        return self.strength != 1, self.without, self.noise, id(self.only)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the change needs the axes."""
+        return self.strength != 1 or bool(self.without)
+
+
+class _ResidualRuns:
+    """Runs a model on texts ``(texts, n)`` with changed logits: variants and texts are rows of a batch."""
+
+    def __init__(self, subject: Subject, ids: Tensor, block_mib: int, most: int) -> None:
+        self._subject, self._ids, self._block_mib, self.most = subject, ids, block_mib, most
+
+    def losses(self, variants: Sequence[_Variant]) -> list[Tensor]:
+        """Return the loss of each text under each variant, ``(texts,)`` float64 each."""
+        import torch
+
+        from wherewhat.measures.batches import edited_rows
+        from wherewhat.measures.tensors import text_losses
+
+        count = len(self._ids)
+        # Variants that are computed together, and those with a fit, are consecutive.
+        order = sorted(range(len(variants)), key=lambda index: (variants[index].fitted, variants[index].kind[:3]))
+        rows = [variants[index] for index in order for _ in range(count)]
+        ids = self._ids.repeat(len(order), 1)
+
+        def read(logits: Tensor, chunk: slice) -> list[Tensor]:
+            return list(text_losses(logits, ids[chunk]).mean(-1))
+
+        def edit(attention: LayerAttention, chunk: slice) -> Tensor | None:
+            return self._output(attention, rows[chunk])
+
+        losses = torch.stack(edited_rows(self._subject, ids, edit, read, most=self.most)).view(-1, count)
+        return [losses[order.index(index)] for index in range(len(variants))]
+
+    def _output(self, attention: LayerAttention, rows: Sequence[_Variant]) -> Tensor | None:
+        """Return the output of a layer whose texts are rows; None if none of them changes it."""
+        import torch
+
+        from wherewhat.measures.attention import attention_output
+        from wherewhat.measures.axes.fit import fit_layer
+        from wherewhat.measures.batches import equal_runs
+
+        changes = [row.only is None or attention.layer in row.only for row in rows]
+        if not any(changes):
+            return None
+        fitted = [row.fitted and changed for row, changed in zip(rows, changes, strict=True)]
+        outputs = []
+        fit, first = None, 0
+        for (changed, _), own in equal_runs([(x, row.kind) for x, row in zip(changes, rows, strict=True)]):
+            part, variant = attention.selected(own), rows[own.start]
+            if not changed:
+                outputs.append(part.output)
+            elif not variant.fitted:
+                outputs.append(attention_output(part, block_mib=self._block_mib))
+            else:
+                if fit is None:  # of all rows that need one, which are consecutive
+                    first = fitted.index(True)
+                    last = len(fitted) - fitted[::-1].index(True)
+                    fit = fit_layer(attention.selected(slice(first, last)).merged)
+                heads = slice((own.start - first) * attention.heads, (own.stop - first) * attention.heads)
+                outputs.append(
+                    mixed_attention(
+                        part,
+                        replace(fit, **{name: getattr(fit, name)[heads] for name in ("a", "b", "c", "sse")}),
+                        strength=_strengths(tuple(row.strength for row in rows[own]), attention.rot_q.device),
+                        without=variant.without,
+                        heads=None if variant.only is None else variant.only[attention.layer],
+                        noise=variant.noise,
+                        block_mib=self._block_mib,
+                    )
+                )
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def layer_costs(self, heads: Mapping[int, int], intact: Tensor) -> dict[int, Tensor]:
+        """Return the cost ``(texts,)`` of making each layer alone additive, by layer.
+
+        Layers below it are computed once, if the model can be run from the middle.
+
+        Args:
+            heads: Number of heads of each layer.
+            intact: Loss of each text, ``(texts,)``.
+        """
+        import torch
+
+        try:
+            runs = self._subject.variants(self._ids)
+        except (CaptureError, ConfigError):
+            alone = [_Variant(0.0, only={layer: torch.ones(n, dtype=torch.bool)}) for layer, n in heads.items()]
+            return {layer: loss - intact for layer, loss in zip(heads, self.losses(alone), strict=True)}
+        return {layer: runs.run(layer, [(0.0, slice(None))], self.additive)[0][:, 0] - intact for layer in heads}
+
+    def head_costs(self, heads: Mapping[int, int]) -> dict[int, Tensor]:
+        """Return the cost ``(texts, heads)`` of making each head alone additive, by layer."""
+        runs = self._subject.variants(self._ids)
+        return {
+            layer: runs.run(layer, [(0.0, slice(head, head + 1)) for head in range(count)], self.additive)[0]
+            - runs.loss[:, None]
+            for layer, count in heads.items()
+        }
+
+    def additive(self, attention: LayerAttention, strength: float) -> Tensor:
+        """Return the output of a layer at one λ in all heads."""
+        from wherewhat.measures.axes.fit import fit_layer
+
+        return mixed_attention(attention, fit_layer(attention.merged), strength=strength, block_mib=self._block_mib)
+
+
+@functools.lru_cache(maxsize=64)
+def _strengths(values: tuple[float, ...], device: torch.device) -> float | Tensor:
+    """Return one λ for all rows or a tensor ``(rows,)``, kept because a copy to a GPU waits for it."""
     import torch
 
-    from wherewhat.measures.axes.fit import fit_layer
-    from wherewhat.measures.tensors import check_faithful, next_token_loss
+    return values[0] if len(set(values)) == 1 else torch.tensor(values, device=device)
+
+
+def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> Scores:
+    """Return the scores of one text ``(1, n)``; see :func:`measure_all_residuals`."""
+    return measure_all_residuals(subject, ids, config)[0]
+
+
+def measure_all_residuals(subject: Subject, ids: Tensor, config: ResidualConfig) -> list[Scores]:
+    """Return the loss of texts ``(texts, n)`` at each λ, without each axis, and with layers or heads made additive."""
+    from wherewhat.measures.batches import rows_at_once
+    from wherewhat.measures.tensors import check_faithful, text_losses
 
     dtypes: dict[int, torch.dtype] = {}
     heads: dict[int, int] = {}
@@ -195,63 +373,43 @@ def measure_residual(subject: Subject, ids: Tensor, config: ResidualConfig) -> S
 
     plain = subject.run(ids, note, logits=True)
     assert plain is not None
-    intact = next_token_loss(plain, ids)
+    intact = text_losses(plain, ids).mean(-1).cpu()
+    runs = _ResidualRuns(subject, ids, config.block_mib, rows_at_once(plain))
     del plain
-
-    def loss(
-        strength: float = 1.0, without: str = "", only: Mapping[int, Tensor] | None = None, noise: bool = False
-    ) -> float:
-        def edit(attention: LayerAttention) -> Tensor | None:
-            if only is not None and attention.layer not in only:
-                return None
-            return mixed_attention(
-                attention,
-                fit_layer(attention),
-                strength=strength,
-                without=without,
-                heads=None if only is None else only[attention.layer],
-                noise=noise,
-                block_mib=config.block_mib,
-            )
-
-        return next_token_loss(subject.edited(ids, edit), ids)
-
-    by_strength = {strength: loss(strength) for strength in config.strengths}
-    if 1.0 in by_strength:
-        check_faithful("λ = 1", by_strength[1.0], intact, dtypes=dtypes.values(), precision=_FAITHFUL)
-    whole = {"loss": intact} | {f"loss_strength_{s:g}": x for s, x in by_strength.items()}
-    if 0.0 in by_strength:
-        whole["loss_additive"] = by_strength[0.0]
-        whole["additive_cost"] = by_strength[0.0] - intact
-        if config.control:
-            whole["loss_noise"] = loss(0.0, noise=True)
+    variants = {f"loss_strength_{strength:g}": _Variant(strength) for strength in config.strengths}
+    if 0.0 in config.strengths and config.control:
+        variants["loss_noise"] = _Variant(0.0, noise=True)
     if config.axes:
-        whole |= {f"cost_without_{axis}": loss(without=axis) - intact for axis in "ac"}
-    curves = {"loss_by_strength": _curve(by_strength, "strength")}
-    of_layers: dict[int, dict[str, float]] = {}
-    if config.layers:
-        for layer, count in heads.items():
-            cost = loss(0.0, only={layer: torch.ones(count, dtype=torch.bool)}) - intact
-            of_layers[layer] = {"additive_cost_of_layer": cost}
-    of_heads: dict[int, dict[str, Tensor]] = {}
-    if config.heads:
-        runs = subject.variants(ids)
-
-        def additive(attention: LayerAttention, strength: float) -> Tensor:
-            return mixed_attention(attention, fit_layer(attention), strength=strength, block_mib=config.block_mib)
-
-        costs = {
-            layer: runs.run(layer, [(0.0, slice(head, head + 1)) for head in range(count)], additive)[0][0] - runs.loss
-            for layer, count in heads.items()
-        }
-        of_heads = {layer: {"additive_cost_of_head": x} for layer, x in costs.items()}
-        by_share = {share: loss(0.0, only=_cheapest(costs, share)) for share in _SHARES}
-        curves["loss_by_share"] = _curve({0.0: intact} | by_share, "share")
-    layers = [
-        Scores(layer=layer, heads=of_heads.get(layer, {}), whole=of_layers.get(layer, {}))
-        for layer in of_layers or of_heads
-    ]
-    return Scores(layers=layers, whole=whole, curves=curves)
+        variants |= {f"cost_without_{axis}": _Variant(without=axis) for axis in "ac"}
+    losses = dict(zip(variants, runs.losses([*variants.values()]), strict=True))
+    layer_costs = runs.layer_costs(heads, intact) if config.layers else {}
+    head_costs = runs.head_costs(heads) if config.heads else {}
+    documents = []
+    for text, loss in enumerate(intact.tolist()):
+        own = {name: float(x[text]) for name, x in losses.items()}
+        by_strength = {strength: own[f"loss_strength_{strength:g}"] for strength in config.strengths}
+        if 1.0 in by_strength:
+            check_faithful("λ = 1", by_strength[1.0], loss, dtypes=dtypes.values(), precision=_FAITHFUL)
+        whole = {"loss": loss} | {name: x - loss if name.startswith("cost") else x for name, x in own.items()}
+        if 0.0 in by_strength:
+            whole |= {"loss_additive": by_strength[0.0], "additive_cost": by_strength[0.0] - loss}
+        curves = {"loss_by_strength": _curve(by_strength, "strength")}
+        if config.heads:
+            costs = {layer: x[text] for layer, x in head_costs.items()}
+            shared = _ResidualRuns(subject, ids[text : text + 1], config.block_mib, runs.most)
+            joint = shared.losses([_Variant(0.0, only=_cheapest(costs, share)) for share in _SHARES])
+            by_share = {share: float(x) for share, x in zip(_SHARES, joint, strict=True)}
+            curves["loss_by_share"] = _curve({0.0: loss} | by_share, "share")
+        layers = [
+            Scores(
+                layer=layer,
+                heads={"additive_cost_of_head": head_costs[layer][text]} if head_costs else {},
+                whole={"additive_cost_of_layer": float(layer_costs[layer][text])} if layer_costs else {},
+            )
+            for layer in layer_costs or head_costs
+        ]
+        documents.append(Scores(layers=layers, whole=whole, curves=curves))
+    return documents
 
 
 def _cheapest(costs: Mapping[int, Tensor], share: float) -> dict[int, Tensor]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from wherewhat.captures.attention import LayerAttention
@@ -259,6 +260,23 @@ def check_faithful(
         )
 
 
+def text_losses(logits: Tensor, ids: Tensor) -> Tensor:
+    """Return the loss of every token but the first of texts, ``(texts, n - 1)`` float64 on the device of the logits.
+
+    Args:
+        logits: Logits ``(texts, n or n - 1, vocabulary)``.
+        ids: Tokens ``(texts, n)``.
+    """
+    targets = ids[:, 1:].to(logits.device)
+    n = targets.shape[1]
+    parts = [
+        cross_entropy(text[i : min(n, i + _BLOCK)].float(), own[i : i + _BLOCK], reduction="none")
+        for text, own in zip(logits, targets, strict=True)
+        for i in range(0, n, _BLOCK)
+    ]
+    return torch.cat(parts).double().view(len(ids), n)
+
+
 def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the loss of every token but the first, by the index it is predicted from, ``(n - 1,)`` float64 on the CPU.
 
@@ -266,13 +284,7 @@ def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
         logits: Logits ``(1, n or n - 1, vocabulary)``.
         ids: Tokens ``(1, n)``.
     """
-    targets = ids[0, 1:].to(logits.device)
-    predicting = logits[0, : len(targets)]
-    parts = [
-        torch.nn.functional.cross_entropy(predicting[i : i + _BLOCK].float(), targets[i : i + _BLOCK], reduction="none")
-        for i in range(0, len(targets), _BLOCK)
-    ]
-    return torch.cat(parts).double().cpu()
+    return text_losses(logits, ids)[0].cpu()
 
 
 def next_token_loss(logits: Tensor, ids: Tensor) -> float:

@@ -16,8 +16,9 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.session import Editor
 from wherewhat.errors import CaptureError
+from wherewhat.measures.batches import batch_mib, chunks, on_host
 from wherewhat.measures.extend.retrieval import Planting, plant
-from wherewhat.measures.tensors import token_losses
+from wherewhat.measures.tensors import text_losses
 
 Kind = TypeVar("Kind", bound=Hashable)
 
@@ -70,13 +71,11 @@ class VariantRuns:
         self._check_unchanged(
             control, sorted(layer.layer for layer in proof.layout.layers)[len(proof.layout.layers) // 2]
         )
-        self.loss, self.found = torch.stack(
-            [
-                self._outcome(text, [prefix.logits[text : text + 1] for prefix in self._prefixes])[:, 0]
-                for text in range(len(ids))
-            ],
-            1,
-        )
+        outcomes = [
+            self._outcome(text, [prefix.logits[text : text + 1] for prefix in self._prefixes])[:, 0]
+            for text in range(len(ids))
+        ]
+        self.loss, self.found = torch.stack(outcomes, 1).cpu()
         """Loss, and gain from planted sequences, of the base, ``(documents,)`` each, nats."""
         # As much again as the logits take is left for the hidden states of the batch.
         each = 2 * control.logits[0].nbytes
@@ -95,9 +94,9 @@ class VariantRuns:
             output: Called with the layer's attention on some texts and a kind of change; returns the output
                 ``(texts, n, heads, d_v)`` with all heads changed.
         """
-        outcomes = torch.zeros(2, len(self._ids), len(variants), dtype=torch.float64)
-        for texts in _chunks(len(self._ids), max(1, self._most // len(variants))):
-            for chunk in _chunks(len(variants), self._most):
+        parts: list[tuple[int, slice, Tensor]] = []
+        for texts in chunks(len(self._ids), max(1, self._most // len(variants))):
+            for chunk in chunks(len(variants), self._most):
 
                 def edit(attention: LayerAttention, own: Sequence[tuple[Kind, slice]] = variants[chunk]) -> Tensor:
                     outputs = self._unchanged(attention)[:, None].repeat(1, len(own), 1, 1, 1)
@@ -109,8 +108,11 @@ class VariantRuns:
                 rows = chunk.stop - chunk.start
                 logits = [prefix.run(layer, rows, edit, texts=texts) for prefix in self._prefixes]
                 for row, text in enumerate(range(texts.start, texts.stop)):
-                    outcomes[:, text, chunk] = self._outcome(text, [text_logits[row] for text_logits in logits])
+                    parts.append((text, chunk, self._outcome(text, [text_logits[row] for text_logits in logits])))
                 del logits
+        outcomes = torch.zeros(2, len(self._ids), len(variants), dtype=torch.float64)
+        for (text, chunk, _), part in zip(parts, on_host([part for *_, part in parts]), strict=True):
+            outcomes[:, text, chunk] = part
         return outcomes[0], outcomes[1]
 
     def _unchanged(self, attention: LayerAttention) -> Tensor:
@@ -120,13 +122,13 @@ class VariantRuns:
 
     def _outcome(self, text: int, logits: Sequence[Tensor]) -> Tensor:
         """Return loss and gain ``(2, variants)`` from the logits ``(variants, n, vocabulary)`` of a text's passes."""
-        ids = self._ids[text : text + 1]
-        losses = [token_losses(row[None], ids)[self._start :].mean() for row in logits[0]]
-        gains = torch.full((len(losses),), torch.nan, dtype=torch.float64)
+        ids = self._ids[text : text + 1].expand(len(logits[0]), -1)
+        losses = text_losses(logits[0], ids)[:, self._start :].mean(-1)
+        gains = torch.full_like(losses, torch.nan)
         if self._plantings:
             before, after = (recalled(row, self._plantings[text]) for row in logits)
             gains = after - before
-        return torch.stack([torch.stack(losses), gains])
+        return torch.stack([losses, gains])
 
     def _check_unchanged(self, prefix: SharedPrefix, layer: int) -> None:
         """Refuse a model in which a pass that starts at a layer is not the rest of the whole pass."""
@@ -142,19 +144,6 @@ class VariantRuns:
             )
 
 
-def batch_mib(device: torch.device) -> int:
-    """Return the memory for the logits of one batch in MiB: an eighth of a GPU's free memory, 1,024 elsewhere.
-
-    At most 16 GiB, since larger batches are not faster.
-    """
-    if device.type != "cuda":
-        return 1024
-    # Memory that torch has reserved and does not use is free, too.
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + unused
-    return max(1, min(16 * 1024, free // 8 // 2**20))
-
-
 def recalled(logits: Tensor, planting: Planting) -> Tensor:
     """Return the mean log-probability of the runs at the end of a text after their cues, ``(variants,)`` float64.
 
@@ -163,8 +152,4 @@ def recalled(logits: Tensor, planting: Planting) -> Tensor:
     targets = planting.control[0, planting.body :].to(logits.device).expand(len(logits), -1)
     losses = cross_entropy(logits[:, -planting.needed : -1].float().flatten(0, 1), targets.flatten(), reduction="none")
     runs = losses.view(len(logits), -1, planting.run)
-    return -runs[..., planting.cue :].double().mean((1, 2)).cpu()
-
-
-def _chunks(count: int, most: int) -> list[slice]:
-    return [slice(start, min(count, start + most)) for start in range(0, count, most)]
+    return -runs[..., planting.cue :].double().mean((1, 2))

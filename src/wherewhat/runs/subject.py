@@ -22,6 +22,7 @@ from wherewhat.captures.chunks import check_chunk, prove_chunks, run_in_chunks
 from wherewhat.captures.layer_proofs import input_device, last_logits, random_prompt
 from wherewhat.captures.proof import Proof, capture, current_proof, intervene, prove
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, TextError, one_line
+from wherewhat.measures.batches import in_order
 from wherewhat.models import loader
 from wherewhat.models.loaded import LoadedModel, evaluation, max_positions, resolve_device, trained_length
 from wherewhat.models.memory import load_memory
@@ -38,12 +39,13 @@ _PROBE_TOKENS = 8
 
 
 def placed(model: Any, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
-    """Return the arguments of a forward pass over ``ids`` ``(batch, n)`` that put the tokens at ``positions`` ``(n,)``.
+    """Return the arguments of a forward pass over ``ids`` ``(batch, n)`` that put the tokens at ``positions``.
 
-    Without a mask, transformers takes every step other than 1 for the start of another text and masks what is before.
-    A mask of ones marks it as one text; windows and the causal mask follow the order of the tokens.
+    They are ``(n,)``, or ``(batch, n)`` for each text its own. Without a mask, transformers takes every step other
+    than 1 for the start of another text and masks what is before. A mask of ones marks it as one text; windows and the
+    causal mask follow the order of the tokens.
     """
-    if positions.shape != ids.shape[1:]:
+    if positions.shape not in (ids.shape[1:], ids.shape):
         raise ConfigError(f"{positions.shape[-1]} positions were given for {ids.shape[1]} tokens: give one for each")
     low, high = int(positions.min()), int(positions.max())
     if low < 0:
@@ -52,7 +54,7 @@ def placed(model: Any, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
     if hard and limit is not None and high >= limit:
         raise ConfigError(f"position {high} is beyond the last of the model's {limit} positions: ask for fewer tokens")
     return {
-        "position_ids": positions.to(ids.device)[None].expand(ids.shape),
+        "position_ids": positions.to(ids.device).expand(ids.shape),
         "attention_mask": torch.ones_like(ids),
     }
 
@@ -100,7 +102,8 @@ def positions_refused(model: Any) -> str:
 def reordered(model: nn.Module, proof: Proof, orders: Mapping[int, Tensor]) -> Iterator[None]:
     """Permute the hidden states that enter blocks until the context ends.
 
-    Orders ``(n,)`` are by index of the block: position i takes the hidden state of token ``order[i]``.
+    Orders ``(n,)``, or ``(batch, n)`` for each text its own, are by index of the block: position i takes the hidden
+    state of token ``order[i]``.
     """
     # All blocks are looked up before the first hook, so that an error leaves the model unchanged.
     blocks = {layer: _block(model, proof, layer) for layer in orders}
@@ -128,10 +131,10 @@ def _permuting(layer: int, order: Tensor) -> Any:
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         values = (kwargs.get("hidden_states"), *args)
         before = next((x for x in values if isinstance(x, Tensor) and x.is_floating_point()), None)
-        if before is None or before.ndim != 3 or before.shape[1] != len(order):
+        if before is None or before.ndim != 3 or before.shape[1] != order.shape[-1]:
             shape = "nothing" if before is None else f"a tensor {tuple(before.shape)}"
-            raise CaptureError(f"layer {layer} is entered by {shape}, not by hidden states of {len(order)} tokens")
-        after = before[:, order.to(before.device)]
+            raise CaptureError(f"layer {layer} is entered by {shape}, not by hidden states of {order.shape[-1]} tokens")
+        after = in_order(before, order.to(before.device))
         return (
             tuple(after if x is before else x for x in args),
             {name: after if x is before else x for name, x in kwargs.items()},
@@ -362,7 +365,8 @@ class ModelSubject:
     ) -> Tensor | None:
         """Run on ``ids`` ``(batch, n)``, call ``reducer`` with each layer, and return the logits if they are wanted.
 
-        Positions of the tokens ``(n,)`` are consecutive by default; logits are ``(batch, n, vocabulary)``.
+        Positions of the tokens, ``(n,)`` or ``(batch, n)``, are consecutive by default; logits are ``(batch, n,
+        vocabulary)``.
         """
         model = self.loaded.model
         ids = ids.to(input_device(model))
@@ -407,7 +411,10 @@ class ModelSubject:
 
     @contextmanager
     def reordered(self, orders: Mapping[int, Tensor]) -> Iterator[None]:
-        """Permute the hidden states that enter layers until the context ends: position i takes that of ``order[i]``."""
+        """Permute the hidden states that enter layers until the context ends: position i takes that of ``order[i]``.
+
+        Orders are ``(n,)``, or ``(batch, n)`` for each text its own.
+        """
         self._open_orders += 1
         try:
             with reordered(self.loaded.model, self.proof, orders):

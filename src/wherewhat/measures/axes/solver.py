@@ -225,6 +225,39 @@ def conjugate_gradients(band: Band, mask: Tensor, residual: Tensor, *, tolerance
     raise ArithmeticError(f"least squares on {band.n} tokens did not converge in {most} iterations")
 
 
+_DENSE = 1024
+"""Largest number of terms on a GPU that is solved by inverse matrices: an iteration must be read from it to stop."""
+
+
+def solve_densely(band: Band, residuals: Tensor) -> Tensor:
+    """Return the same as :func:`conjugate_gradients` for all of :data:`SUBSETS`, ``(subsets, heads, size)``.
+
+    Nothing is read from the device. Time O(size²) for each head.
+    """
+    inverses, masks = _inverses(band.n, band.width, band.device)
+    terms = residuals @ inverses
+    # One correction, by the normal equations themselves, of the rounding of the inverse.
+    return terms + (residuals - band.normal(terms) * masks) @ inverses
+
+
+@lru_cache(maxsize=2)
+@torch.inference_mode(False)
+def _inverses(n: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return inverses of the normal matrices ``(subsets, size, size)`` and 1 where a subset has terms.
+
+    Terms that other axes could absorb are left out: along them the matrices, which are singular, are made regular.
+    """
+    band = Band(n, width, device)
+    normal = band.normal(torch.eye(sum(band.sizes), dtype=torch.float64, device=device))
+    inverses, masks = [], []
+    for subset in SUBSETS:
+        mask, basis = _mask(band, subset), _null_basis(band, subset)
+        regular = normal * mask * mask[:, None] + n * basis @ basis.T + (1 - mask).diag()
+        inverses.append(torch.linalg.inv(regular) * mask * mask[:, None])
+        masks.append(mask)
+    return torch.stack(inverses), torch.stack(masks)[:, None]
+
+
 def first_residual(band: Band, sums: Tensor, subset: str) -> tuple[Tensor, Tensor]:
     """Return 1 where a packed vector has terms of the subset, ``(size,)``, and the residual without any term."""
     mask = _mask(band, subset)
@@ -378,6 +411,8 @@ def _fit_band(margins: Margins, offset: Tensor) -> SubsetFits:
 def _solve(band: Band, sums: Sequence[Tensor]) -> list[Tensor]:
     """Return the terms of every subset, in the order of :data:`SUBSETS`, from its sums, ``(heads, size)`` each."""
     started = (first_residual(band, known, subset) for known, subset in zip(sums, SUBSETS, strict=True))
+    if sums[0].device.type != "cpu" and sums[0].shape[-1] <= _DENSE:
+        return list(solve_densely(band, torch.stack([residual for _, residual in started])))
     if sums[0].device.type != "cpu" or sums[0].numel() > _TOGETHER:
         return [conjugate_gradients(band, mask, residual) for mask, residual in started]
     masks, residuals = (torch.stack(x) for x in zip(*started, strict=True))

@@ -224,9 +224,15 @@ class ExtendMeasurement(TextMeasurement):
 
     def measure(self, subject: Subject, text: Text, config: ExtendConfig) -> Scores:
         """Return the scores."""
-        from wherewhat.measures.extend.text import measure_lengths
+        return self.measure_texts(subject, [text], config)[0]
 
-        return measure_lengths(subject, text.ids, config, encode=text.encode)
+    def measure_texts(self, subject: Subject, texts: Sequence[Text], config: ExtendConfig) -> Sequence[Scores]:
+        """Return the scores of each text."""
+        import torch
+
+        from wherewhat.measures.extend.text import measure_all_lengths
+
+        return measure_all_lengths(subject, torch.cat([text.ids for text in texts]), config, encode=texts[0].encode)
 
     def more_metrics(self, config: ExtendConfig) -> tuple[Metric, ...]:
         """Return the metrics of every method and depth."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from wherewhat.caches.visibility import index_tensor
 from wherewhat.errors import MeasureError
 
 Encode = Callable[[str], Sequence[int]]
@@ -147,18 +148,20 @@ def planted_gain(planting: Planting, planted: Tensor, control: Tensor) -> Plante
 
     Logits of the last :attr:`Planting.needed` tokens are sufficient.
     """
-    (gain, exact), (gain_before, exact_before) = _run_scores(planting, planted), _run_scores(planting, control)
-    return PlantedGain(gain - gain_before, exact - exact_before)
+    return PlantedGain(*(run_scores(planting, planted[0]) - run_scores(planting, control[0])).cpu())
 
 
-def _run_scores(planting: Planting, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean log-probability and share of most likely tokens of the runs at the end, both ``(depths,)``."""
-    predicting = logits[0, -planting.needed : -1].float()
+def run_scores(planting: Planting, logits: Tensor) -> Tensor:
+    """Return mean log-probability and share of most likely tokens of the runs at the end, ``(2, depths)`` float64.
+
+    The logits are ``(n, vocabulary)``, or those of the last tokens.
+    """
+    predicting = logits[-planting.needed : -1].float()
     targets = planting.control[0, planting.body :].to(logits.device)
     logprob = predicting.log_softmax(-1).gather(-1, targets[:, None])[:, 0].double()
     best = (predicting.argmax(-1) == targets).double()
-    by_run = torch.stack([logprob, best]).cpu().view(2, -1, planting.run)[..., planting.cue :].mean(-1)
-    return by_run[0], by_run[1]
+    by_run: Tensor = torch.stack([logprob, best]).view(2, -1, planting.run)[..., planting.cue :].mean(-1)
+    return by_run
 
 
 @dataclass(frozen=True)
@@ -218,12 +221,26 @@ class Questions:
         ``passkey`` and ``keys`` are mean log-probabilities per token; ``answered`` is the share of all answers of which
         every token is the most likely one, as in greedy decoding.
         """
+        return self.summary(self.answer_scores(logits[0]).cpu())
+
+    def answer_scores(self, logits: Tensor) -> Tensor:
+        """Return the log-probability per token of each answer, and 1 if all are the most likely, ``(2, answers)``.
+
+        The logits are ``(n, vocabulary)``.
+        """
+        text = self.ids[0].to(logits.device)
         logprobs, exact = [], []
         for start, stop in self.answers:
-            targets = self.ids[0, start:stop].to(logits.device)
-            predicting = logits[0, start - 1 : stop - 1].float().log_softmax(-1)
-            logprobs.append(float(predicting.gather(-1, targets[:, None]).double().mean()))
-            exact.append(bool((predicting.argmax(-1) == targets).all()))
+            targets = text[start:stop]
+            predicting = logits[start - 1 : stop - 1].float().log_softmax(-1)
+            logprobs.append(predicting.gather(-1, targets[:, None]).double().mean())
+            exact.append((predicting.argmax(-1) == targets).all().double())
+        return torch.stack([torch.stack(logprobs), torch.stack(exact)])
+
+    @staticmethod
+    def summary(answers: Tensor) -> dict[str, float]:
+        """Return the scores from those of each answer, ``(2, answers)``."""
+        logprobs, exact = answers.tolist()
         return {
             "passkey": logprobs[0],
             "keys": sum(logprobs[1:]) / len(logprobs[1:]),
@@ -296,14 +313,16 @@ class RememberedFacts:
     answers: Tensor
     others: Tensor
 
-    def gain(self, logits: Tensor) -> float:
+    def logprobs(self, logits: Tensor, prompt: int) -> Tensor:
+        """Return the log-probability of every answer after one prompt, ``(prompts,)``, from its logits ``(n, …)``."""
+        after_prompt = logits[int(self.last[prompt])].float().log_softmax(-1)
+        return after_prompt[index_tensor(tuple(self.answers.tolist()), logits.device)].double()
+
+    def gain(self, logprobs: Tensor) -> float:
         """Return the mean log-probability of the answers, minus that of the same answers for other subjects, nats.
 
-        It is computed from logits ``(prompts, n, vocabulary)``.
+        It is computed from the log-probability of answer j after prompt i, ``(prompts, prompts)``.
         """
-        rows = torch.arange(len(self.last), device=logits.device)
-        after_prompts = logits[rows, self.last.to(logits.device)].float().log_softmax(-1)
-        logprobs = after_prompts[:, self.answers.to(logits.device)].double().cpu()  # of answer j after prompt i
         elsewhere = (logprobs * self.others).sum(0) / self.others.sum(0)
         return float((logprobs.diagonal() - elsewhere).mean())
 

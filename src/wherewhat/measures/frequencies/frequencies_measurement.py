@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from wherewhat.measures.frequencies import FrequenciesConfig
@@ -265,9 +266,16 @@ class FrequenciesMeasurement(TextMeasurement):
 
     def measure(self, subject: Subject, text: Text, config: FrequenciesConfig) -> Scores:
         """Return the scores."""
-        from wherewhat.measures.frequencies.text import measure_frequencies
+        return self.measure_texts(subject, [text], config)[0]
 
-        return measure_frequencies(subject, text.ids, config, encode=text.encode, prefix=text.prefix)
+    def measure_texts(self, subject: Subject, texts: Sequence[Text], config: FrequenciesConfig) -> Sequence[Scores]:
+        """Return the scores of each text."""
+        import torch
+
+        from wherewhat.measures.frequencies.text import measure_all_frequencies
+
+        ids = torch.cat([text.ids for text in texts])
+        return measure_all_frequencies(subject, ids, config, encode=texts[0].encode, prefix=texts[0].prefix)
 
     def more_metrics(self, config: FrequenciesConfig) -> tuple[Metric, ...]:
         """Return the metrics of every band, ordered by metric and then by band."""

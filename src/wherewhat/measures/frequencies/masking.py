@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from wherewhat.caches.attention import only_causal
+from wherewhat.caches.visibility import full_attention
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.attention import attention_output
+from wherewhat.measures.batches import edited_rows, equal_runs
 from wherewhat.measures.measurement import Subject
-from wherewhat.measures.tensors import check_faithful, next_token_loss
+from wherewhat.measures.tensors import text_losses
 
 
 def frequency_bands(inv_freq: Tensor, bands: int) -> Tensor:
@@ -43,57 +46,74 @@ def without_planes(
 
     Args:
         attention: One layer, with rotation.
-        keep: True for the planes to keep as they are, ``(planes,)``.
+        keep: True for the planes to keep as they are, ``(planes,)``, or ``(texts, planes)`` for each text its own.
         heads: True for the heads to change, ``(heads,)``; None for all.
         how: What to do to the other planes.
 
     Returns:
         The changed layer. With planes un-rotated in some heads only, every head has its own keys, and the rotation,
-        which is no longer the same for all heads, is None.
+        which is no longer the same for all heads or texts, is None.
     """
     if attention.rotation is None:
         raise MeasureError(f"layer {attention.layer} does not rotate its queries and keys: it has no planes to mask")
-    if keep.shape != (attention.rotation.planes,):
+    if keep.shape not in ((attention.rotation.planes,), (attention.texts, attention.rotation.planes)):
         raise MeasureError(
             f"keep {tuple(keep.shape)} must hold one entry for each of {attention.rotation.planes} planes"
         )
     if heads is not None and heads.shape != (attention.heads,):
         raise MeasureError(f"heads {tuple(heads.shape)} must hold one entry for each of {attention.heads} heads")
-    if how == "unrotate":
-        return _unrotated(attention, keep.bool().cpu(), heads)
     device = attention.rot_q.device
-    gone = torch.zeros(attention.rot_q.shape[-1], dtype=torch.bool, device=device)
-    gone[attention.rotation.pairs[~keep.bool().cpu()].flatten().to(device)] = True
-    changed = torch.ones(attention.heads, dtype=torch.bool) if heads is None else heads.bool()
-    both = changed.to(device)[:, None] & gone  # (heads, d)
-    return replace(attention, rot_q=attention.rot_q.masked_fill(both[None, :, None], 0.0))
+    changed = ~keep.to(device).bool()
+    if how == "unrotate":
+        return _unrotated(attention, changed, heads)
+    gone = torch.zeros(*changed.shape[:-1], attention.rot_q.shape[-1], dtype=torch.bool, device=device)
+    for half in attention.rotation.halves:
+        gone[..., half] = changed
+    by_head = gone if gone.ndim == 1 else gone[:, None, None]  # (texts, 1, 1, d)
+    if heads is not None:
+        by_head = by_head & heads.to(device).bool()[:, None, None]
+    return replace(attention, rot_q=attention.rot_q.masked_fill(by_head, 0.0))
 
 
-def _unrotated(attention: LayerAttention, keep: Tensor, heads: Tensor | None) -> LayerAttention:
-    """Return the layer with the planes that are not kept turned back to angle 0."""
+def _unrotated(attention: LayerAttention, changed: Tensor, heads: Tensor | None) -> LayerAttention:
+    """Return the layer with some planes turned back to angle 0, ``(planes,)`` or ``(texts, planes)``."""
     rotation = attention.rotation
     assert rotation is not None
-    inv_freq = rotation.inv_freq
-    chosen = keep.to(inv_freq.device)
-    # Only these planes turn back; without a scaling, so that the model's own stays.
-    back = replace(rotation, inv_freq=inv_freq.masked_fill(chosen, 0.0), scaling=1.0)
+    left, right = rotation.halves
+    by_text = changed if changed.ndim == 1 else changed[:, None, None]
 
     def turned_back(x: Tensor, positions: Tensor) -> Tensor:
-        return back.unrotate(x, positions if positions.ndim == 1 else positions[:, None]).to(x.dtype)
+        """Turn only these planes, without a scaling, so that the model's own stays."""
+        out = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
+        angles = rotation.angles(positions.to(x.device)).to(out.dtype)
+        theta = (angles if angles.ndim == 2 else angles[:, None]) * by_text
+        cos, sin = theta.cos(), -theta.sin()
+        u, v = out[..., left], out[..., right]
+        out[..., left], out[..., right] = u * cos - v * sin, v * cos + u * sin
+        return out.to(x.dtype)
 
     rot_q = turned_back(attention.rot_q, attention.positions[..., attention.m - attention.n :])
     rot_k = turned_back(attention.rot_k, attention.positions)
     if heads is None or bool(heads.all()):
-        left = replace(rotation, inv_freq=inv_freq.masked_fill(~chosen, 0.0))
-        return replace(attention, rot_q=rot_q, rot_k=rot_k, rotation=left)
-    changed = heads.bool().to(rot_q.device)[:, None, None]
+        inv_freq = rotation.inv_freq
+        same = changed.ndim == 1
+        remaining = replace(rotation, inv_freq=inv_freq.masked_fill(changed.to(inv_freq.device), 0.0)) if same else None
+        return replace(attention, rot_q=rot_q, rot_k=rot_k, rotation=remaining)
+    chosen = heads.bool().to(rot_q.device)[:, None, None]
     before, after = (x.repeat_interleave(attention.heads // attention.kv_heads, 1) for x in (attention.rot_k, rot_k))
     return replace(
         attention,
-        rot_q=torch.where(changed, rot_q, attention.rot_q),
-        rot_k=torch.where(changed, after, before),
+        rot_q=torch.where(chosen, rot_q, attention.rot_q),
+        rot_k=torch.where(chosen, after, before),
         rotation=None,
     )
+
+
+def output_of(attention: LayerAttention, *, block_mib: int) -> Tensor:
+    """Return the output ``(texts, n, heads, d_v)`` of a changed layer, by its model's kernel if the mask allows it."""
+    if only_causal(attention) and attention.value.shape[1] == attention.kv_heads:  # not if heads have their own keys
+        return full_attention(attention)
+    return attention_output(attention, block_mib=block_mib)
 
 
 MASSIVE = 5.0
@@ -147,11 +167,26 @@ class FixedDimensions:
 
     def apply(self, attention: LayerAttention, *, first: int = 0) -> LayerAttention:
         """Return the layer, of any texts, with these dimensions replaced at all tokens from ``first`` on."""
+        return self.apply_from(attention, torch.full((), first, device=attention.rot_k.device))
+
+    def apply_from(self, attention: LayerAttention, first: Tensor) -> LayerAttention:
+        """Return the same with a first token ``()``, or ``(texts, 1, 1, 1)`` for each text its own.
+
+        Dimensions and values may have a first axis of texts.
+        """
         later = torch.arange(attention.m, device=attention.rot_k.device)[:, None] >= first
+        q, k, mean_q, mean_k = (x.unsqueeze(-2) for x in (self.q, self.k, self.mean_q, self.mean_k))
         return replace(
             attention,
-            rot_q=torch.where(self.q[:, None] & later[-attention.n :], self.mean_q[:, None], attention.rot_q),
-            rot_k=torch.where(self.k[:, None] & later, self.mean_k[:, None], attention.rot_k),
+            rot_q=torch.where(q & later[..., -attention.n :, :], mean_q, attention.rot_q),
+            rot_k=torch.where(k & later, mean_k, attention.rot_k),
+        )
+
+    @staticmethod
+    def stacked(parts: Sequence[FixedDimensions]) -> FixedDimensions:
+        """Return the dimensions of several texts, with a first axis of texts."""
+        return FixedDimensions(
+            *(torch.stack([getattr(part, name) for part in parts]) for name in ("q", "k", "mean_q", "mean_k"))
         )
 
 
@@ -160,54 +195,87 @@ FAITHFUL = 1e-4
 
 
 @dataclass(frozen=True)
+class PlaneVariant:
+    """A variant of the model with planes changed.
+
+    Attributes:
+        name: Name of its loss.
+        planes: True for the planes to change, ``(planes,)`` by layer; none in other layers.
+        how: What is done to them.
+        scored: Whether its changed layers are passed to the reducer.
+    """
+
+    name: str
+    planes: Mapping[int, Tensor]
+    how: PlaneChange = "mask"
+    scored: bool = False
+
+
+@dataclass(frozen=True)
 class Masking:
-    """Runs of a model on one text with planes masked or un-rotated.
+    """Runs of a model on texts with planes masked or un-rotated, as rows of a batch.
 
     Attributes:
         subject: The model.
-        ids: Tokens, ``(1, n)``.
+        ids: Tokens, ``(texts, n)``.
         heads: Heads to change by layer, each ``(heads,)`` bool. Other layers are unchanged.
         block_mib: Memory for one block of logits, in MiB.
+        most: Largest number of rows of a pass.
     """
 
     subject: Subject
     ids: Tensor
     heads: Mapping[int, Tensor]
     block_mib: int
+    most: int
 
-    def loss(
+    def losses(
         self,
-        planes: Mapping[int, Tensor],
-        *,
-        how: PlaneChange = "mask",
-        reducer: Callable[[LayerAttention], None] = lambda _: None,
-    ) -> float:
-        """Return the loss with planes changed.
+        variants: Sequence[PlaneVariant],
+        reducer: Callable[[LayerAttention, Sequence[tuple[str, int]]], None] = lambda *_: None,
+    ) -> dict[str, Tensor]:
+        """Return the loss of each text under each variant, ``(texts,)`` float64 by name.
 
         Args:
-            planes: True for the planes to change, ``(planes,)`` by layer; none in other layers.
-            how: What to do to them.
-            reducer: Called with each changed layer.
+            variants: The variants.
+            reducer: Called with each changed layer of variants that are scored, and with the names and texts of its
+                rows.
         """
+        count = len(self.ids)
+        # Variants of one kind are consecutive, so that the rows of a pass are few groups.
+        ordered = sorted(variants, key=lambda variant: (variant.how, variant.scored))
+        rows = [(variant, text) for variant in ordered for text in range(count)]
+        device_planes: dict[int, Tensor] = {}
+        device_heads: dict[int, Tensor | None] = {}
 
-        def edit(attention: LayerAttention) -> Tensor | None:
+        def edit(attention: LayerAttention, chunk: slice) -> Tensor | None:
             heads = self.heads.get(attention.layer)
             if heads is None:
                 return None
             assert attention.rotation is not None
-            chosen = planes.get(attention.layer, torch.zeros(attention.rotation.planes, dtype=torch.bool))
-            changed = without_planes(attention, ~chosen, heads=heads, how=how)
-            reducer(changed)
-            return attention_output(changed, block_mib=self.block_mib)
+            layer, device = attention.layer, attention.rot_q.device
+            if layer not in device_planes:  # copied once for all passes: a copy waits for the device
+                none = torch.zeros(attention.rotation.planes, dtype=torch.bool)
+                device_planes[layer] = torch.stack([~x.planes.get(layer, none) for x in ordered]).to(device)
+                device_heads[layer] = None if bool(heads.all()) else heads.to(device)
+            keep = device_planes[layer].repeat_interleave(count, 0)[chunk]
+            outputs = []
+            for _, own in equal_runs([(variant.how, variant.scored) for variant, _ in rows[chunk]]):
+                variant = rows[chunk][own.start][0]
+                part = attention.selected(own)
+                changed = without_planes(part, keep[own], heads=device_heads[layer], how=variant.how)
+                if variant.scored:
+                    reducer(changed, [(row.name, text) for row, text in rows[chunk][own]])
+                outputs.append(output_of(changed, block_mib=self.block_mib))
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-        return next_token_loss(self.subject.edited(self.ids, edit), self.ids)
+        def read(logits: Tensor, chunk: slice) -> list[Tensor]:
+            targets = torch.stack([self.ids[text] for _, text in rows[chunk]])
+            return list(text_losses(logits, targets).mean(-1))
 
-    def check(self, expected: float, *, how: PlaneChange = "mask") -> None:
-        """Raise an error if the loss with all planes kept differs from the expected loss."""
-        dtypes: set[torch.dtype] = set()
-        loss = self.loss({}, how=how, reducer=lambda changed: dtypes.add(changed.rot_q.dtype))
-        what = "masking" if how == "mask" else "un-rotation"
-        check_faithful(what, loss, expected, dtypes=dtypes, precision=FAITHFUL)
+        ids = self.ids.repeat(len(ordered), 1)
+        losses = torch.stack(edited_rows(self.subject, ids, edit, read, most=self.most)).view(-1, count)
+        return {variant.name: losses[index] for index, variant in enumerate(ordered)}
 
     def random(self, planes: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Return as many random planes of each layer, always the same for the same numbers of planes."""

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from wherewhat.caches.visibility import index_tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.attention import attention_output
-from wherewhat.measures.extend.retrieval import Encode, Planting, RememberedFacts, plant, remembered_facts
+from wherewhat.measures.batches import edited_rows, rows_at_once
+from wherewhat.measures.extend.retrieval import (
+    Encode,
+    Planting,
+    RememberedFacts,
+    plant,
+    remembered_facts,
+    run_scores,
+)
 from wherewhat.measures.frequencies import FrequenciesConfig
 from wherewhat.measures.frequencies.masking import (
     FAITHFUL,
     MASSIVE,
     FixedDimensions,
     Masking,
+    PlaneVariant,
     frequency_bands,
+    output_of,
     relative_norms,
 )
 from wherewhat.measures.frequencies.planes import (
@@ -37,30 +47,38 @@ from wherewhat.measures.tensors import (
     check_faithful,
     correlation,
     defined,
-    next_token_loss,
     per_query_head,
     rotates,
+    text_losses,
 )
-from wherewhat.measures.variants import DEPTHS, LEAST_GAIN, RUN, recalled
+from wherewhat.measures.variants import DEPTHS, LEAST_GAIN, RUN
 from wherewhat.scores import Column, Scores
 
 
 def measure_frequencies(
     subject: Subject, ids: Tensor, config: FrequenciesConfig, *, encode: Encode | None = None, prefix: int = 0
 ) -> Scores:
-    """Return frequencies of every layer that rotates, and the loss with planes masked or un-rotated.
+    """Return the scores of one text ``(1, n)``; see :func:`measure_all_frequencies`."""
+    return measure_all_frequencies(subject, ids, config, encode=encode, prefix=prefix)[0]
+
+
+def measure_all_frequencies(
+    subject: Subject, ids: Tensor, config: FrequenciesConfig, *, encode: Encode | None = None, prefix: int = 0
+) -> list[Scores]:
+    """Return frequencies of every layer that rotates, and the loss with planes masked or un-rotated, of each text.
 
     The tokenizer is for the remembered facts of ``config.massive``, which are left out without it; ``prefix`` is the
-    number of leading tokens of ``ids`` ``(1, n)`` that are not text, such as BOS.
+    number of leading tokens of ``ids`` ``(texts, n)`` that are not text, such as BOS.
     """
     queries = choose_queries(ids.shape[-1], count=config.queries)
     mixing = subject.key_mixing()
-    layers: list[Scores] = []
+    by_text: list[list[Scores]] = [[] for _ in ids]
     bands: dict[int, Tensor] = {}
     slow: dict[int, Tensor] = {}
     fast: dict[int, Tensor] = {}
-    massive: dict[int, FixedDimensions] = {}
-    planting = plant(ids, DEPTHS, run=RUN) if config.massive else None
+    massive: dict[int, list[FixedDimensions]] = {}
+    dtypes: set[torch.dtype] = set()
+    plantings = [plant(text[None], DEPTHS, run=RUN) for text in ids] if config.massive else None
     trained = subject.trained_length() if config.unrotate else 0
 
     def scored(attention: LayerAttention) -> bool:
@@ -72,53 +90,72 @@ def measure_frequencies(
         assert attention.rotation is not None
         layer, inv_freq = attention.layer, attention.rotation.inv_freq
         bands[layer] = frequency_bands(inv_freq, config.bands)
-        scores = layer_frequencies(
-            attention, queries, tau=config.tau, sink_tokens=config.sink_tokens, scored=scored(attention)
-        )
-        if config.unrotate:
-            scores = _with_band_index(scores, attention, trained)
-            slow[layer] = slower_planes(inv_freq, scores.whole["band_predicted"])
-            fast[layer] = frequency_ids(inv_freq) <= int(slow[layer].sum())
-        if config.massive:
-            massive[layer] = FixedDimensions.massive(attention)
-            scores = _with_massive(scores, attention)
-        layers.append(scores)
+        dtypes.add(attention.rot_q.dtype)
+        for index, layers in enumerate(by_text):
+            text = attention.text(index)
+            scores = layer_frequencies(
+                text, queries, tau=config.tau, sink_tokens=config.sink_tokens, scored=scored(attention)
+            )
+            if config.unrotate:
+                scores = _with_band_index(scores, text, trained)
+                slow[layer] = slower_planes(inv_freq, scores.whole["band_predicted"])
+                fast[layer] = frequency_ids(inv_freq) <= int(slow[layer].sum())
+            if config.massive:
+                massive.setdefault(layer, []).append(FixedDimensions.massive(text))
+                scores = _with_massive(scores, text)
+            layers.append(scores)
 
     needs_loss = config.masking or config.unrotate or config.massive
     logits = subject.run(ids, measure, logits=needs_loss)
-    if not layers:
+    if not by_text[0]:
         raise MeasureError(
             "no layer of this model rotates its queries and keys: without rotation there are no frequencies; measure "
             "its heads or axes"
         )
-    masked = _masked_heads(layers, config.heads)
-    whole = _correlations(layers) | _band_scores(layers, bands, config.bands)
+    masked = _masked_heads(by_text[0], config.heads)
+    wholes = [_correlations(layers) | _band_scores(layers, bands, config.bands) for layers in by_text]
     if needs_loss:
         assert logits is not None
-        loss = next_token_loss(logits, ids)
+        losses = text_losses(logits, ids).mean(-1).tolist()
+        most = rows_at_once(logits)
+        sample = logits[:1, :1].clone()
         del logits
-        masking = Masking(subject, ids, masked, config.block_mib)
+        for whole, loss in zip(wholes, losses, strict=True):
+            whole["loss"] = loss
+        masking = Masking(subject, ids, masked, config.block_mib, most)
         by_band = [{layer: x[band] for layer, x in bands.items()} for band in range(config.bands)]
-        whole["loss"] = loss
+        variants = _masked_bands(masking, by_band) if config.masking else []
+        variants += _unrotated(masking, by_band, slow, fast) if config.unrotate else []
+
+        def swaps(attention: LayerAttention) -> Swaps | None:
+            if not scored(attention):
+                return None
+            return layer_swaps(attention, queries, tau=config.tau, sink_tokens=config.sink_tokens)
+
+        after = _MaskedScores(masked, swaps)
+        of_variants = masking.losses(variants, after.add) if variants else {}
+        for name, what in _UNCHANGED.items():
+            for loss, other in zip(losses, of_variants.pop(name, ()), strict=False):
+                check_faithful(what, float(other), loss, dtypes=dtypes, precision=FAITHFUL)
+        for text, whole in enumerate(wholes):
+            whole |= {name: float(x[text]) for name, x in of_variants.items()}
         if config.masking:
-            masking.check(loss)
-            whole |= _effects(
-                masking,
-                by_band,
-                layers,
-                lambda attention: (
-                    layer_swaps(attention, queries, tau=config.tau, sink_tokens=config.sink_tokens)
-                    if scored(attention)
-                    else None
-                ),
+            after.compare(wholes, by_text, config.bands)
+        if plantings is not None:
+            facts = [None if encode is None else remembered_facts(text[None], encode, prefix=prefix) for text in ids]
+            replaced = _MassiveRuns(
+                masking, massive, plantings, facts, lambda tokens: rows_at_once(sample, tokens=tokens)
             )
-        if config.unrotate:
-            masking.check(loss, how="unrotate")
-            whole |= _unrotated(masking, by_band, slow, fast)
-        if planting is not None:
-            facts = None if encode is None else remembered_facts(ids, encode, prefix=prefix)
-            whole |= _without_massive(masking, massive, loss, planting, facts)
-    return Scores(layers=sorted(layers, key=lambda layer: layer.layer), whole=defined(whole))
+            for whole, own in zip(wholes, replaced.scores(losses, dtypes), strict=True):
+                whole |= own
+    return [
+        Scores(layers=sorted(layers, key=lambda layer: layer.layer), whole=defined(whole))
+        for layers, whole in zip(by_text, wholes, strict=True)
+    ]
+
+
+_UNCHANGED = {"unmasked": "masking", "rotated": "un-rotation"}
+"""Variants in which no plane is changed, whose loss must be that of the model."""
 
 
 def _masked_heads(layers: Sequence[Scores], chosen: Sequence[str]) -> dict[int, Tensor]:
@@ -164,34 +201,51 @@ def _band_scores(layers: Sequence[Scores], bands: dict[int, Tensor], count: int)
     }
 
 
-def _effects(
-    masking: Masking,
-    bands: Sequence[Mapping[int, Tensor]],
-    layers: Sequence[Scores],
-    score: Callable[[LayerAttention], Swaps | None],
-) -> dict[str, float]:
-    """Return the loss without each band and with only it, and changes of the masked heads' scores without it."""
-    heads = masking.heads
-    before = {
-        name: float(torch.cat([x.heads[name][heads[x.layer]] for x in layers if x.layer in heads]).nanmean())
-        for name in SCORES
-    }
+def _masked_bands(masking: Masking, bands: Sequence[Mapping[int, Tensor]]) -> list[PlaneVariant]:
+    """Return the model without each band and with only it, with random planes, and with nothing masked."""
     drawn = masking.random(bands[0])
-    whole = {"loss_without_random": masking.loss(drawn), "loss_only_random": masking.loss(_others(drawn))}
-    for band, planes in enumerate(bands, 1):
-        after: dict[str, list[Tensor]] = {name: [] for name in SCORES}
+    return [
+        PlaneVariant("unmasked", {}),
+        PlaneVariant("loss_without_random", drawn),
+        PlaneVariant("loss_only_random", _others(drawn)),
+        *(PlaneVariant(f"loss_only_band_{band}", _others(planes)) for band, planes in enumerate(bands, 1)),
+        *(PlaneVariant(f"loss_without_band_{band}", planes, scored=True) for band, planes in enumerate(bands, 1)),
+    ]
 
-        def add_scores(masked: LayerAttention, after: Mapping[str, list[Tensor]] = after) -> None:
-            if (swaps := score(masked)) is not None:
-                for name, means in after.items():
-                    means.append(getattr(swaps, name)[heads[masked.layer]].nanmean(-1))
 
-        whole[f"loss_without_band_{band}"] = masking.loss(planes, reducer=add_scores)
-        whole[f"loss_only_band_{band}"] = masking.loss(_others(planes))
-        for name, values in after.items():
-            mean = float(torch.cat(values).mean()) if values else torch.nan
-            whole[f"{name}_change_without_band_{band}"] = mean - before[name]
-    return whole
+class _MaskedScores:
+    """Collects swap scores of masked heads, by variant and text.
+
+    Args:
+        heads: Heads that are masked, by layer.
+        score: Returns the swap scores of a layer with one text; None if it has none.
+    """
+
+    def __init__(self, heads: Mapping[int, Tensor], score: Callable[[LayerAttention], Swaps | None]) -> None:
+        self._heads, self._score = heads, score
+        self._means: dict[tuple[str, int], list[dict[str, Tensor]]] = {}
+
+    def add(self, attention: LayerAttention, rows: Sequence[tuple[str, int]]) -> None:
+        """Add a masked layer whose texts are rows: a variant and a text each."""
+        swaps = self._score(attention.merged)
+        if swaps is None:
+            return
+        chosen = tuple(self._heads[attention.layer].nonzero()[:, 0].tolist())
+        means = {name: torch.unflatten(getattr(swaps, name).nanmean(-1), 0, (len(rows), -1)) for name in SCORES}
+        masked = {name: x[:, index_tensor(chosen, x.device)] for name, x in means.items()}
+        for index, row in enumerate(rows):
+            self._means.setdefault(row, []).append({name: x[index] for name, x in masked.items()})
+
+    def compare(self, wholes: Sequence[dict[str, float]], by_text: Sequence[Sequence[Scores]], bands: int) -> None:
+        """Add the changes of the masked heads' mean scores without each band to the scores of each text."""
+        heads = self._heads
+        for text, (whole, layers) in enumerate(zip(wholes, by_text, strict=True)):
+            for name in SCORES:
+                before = torch.cat([x.heads[name][heads[x.layer]] for x in layers if x.layer in heads]).nanmean()
+                for band in range(1, bands + 1):
+                    values = [x[name] for x in self._means.get((f"loss_without_band_{band}", text), [])]
+                    after = float(torch.cat(values).mean()) if values else torch.nan
+                    whole[f"{name}_change_without_band_{band}"] = after - float(before)
 
 
 def _others(planes: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -214,22 +268,23 @@ def _with_band_index(layer: Scores, attention: LayerAttention, trained: int) -> 
 
 def _unrotated(
     masking: Masking, bands: Sequence[Mapping[int, Tensor]], slow: Mapping[int, Tensor], fast: Mapping[int, Tensor]
-) -> dict[str, float]:
-    """Return the loss with bands un-rotated, with all planes, and with those slower than the predicted band."""
-
-    def loss(planes: Mapping[int, Tensor]) -> float:
-        return masking.loss(planes, how="unrotate")
-
-    return {
-        **{f"loss_unrotated_band_{band}": loss(planes) for band, planes in enumerate(bands, 1)},
-        "loss_unrotated_random": loss(masking.random(bands[0])),
-        "loss_unrotated_all": loss({layer: torch.ones_like(x) for layer, x in slow.items()}),
-        "loss_unrotated_slow": loss(slow),
-        "loss_unrotated_slow_random": loss(masking.random(slow)),
-        "loss_unrotated_fast": loss(fast),
-        "loss_without_slow": masking.loss(slow),
-        "loss_without_slow_random": masking.loss(masking.random(slow)),
+) -> list[PlaneVariant]:
+    """Return the model with bands un-rotated, with all planes, and with those slower than the predicted band."""
+    drawn, everything = masking.random(slow), {layer: torch.ones_like(x) for layer, x in slow.items()}
+    unrotated = {
+        "rotated": {},
+        **{f"loss_unrotated_band_{band}": planes for band, planes in enumerate(bands, 1)},
+        "loss_unrotated_random": masking.random(bands[0]),
+        "loss_unrotated_all": everything,
+        "loss_unrotated_slow": slow,
+        "loss_unrotated_slow_random": drawn,
+        "loss_unrotated_fast": fast,
     }
+    return [
+        *(PlaneVariant(name, planes, "unrotate") for name, planes in unrotated.items()),
+        PlaneVariant("loss_without_slow", slow),
+        PlaneVariant("loss_without_slow_random", drawn),
+    ]
 
 
 def _with_massive(layer: Scores, attention: LayerAttention) -> Scores:
@@ -254,43 +309,119 @@ def _with_massive(layer: Scores, attention: LayerAttention) -> Scores:
     return replace(layer, heads={**layer.heads, **largest}, whole={**layer.whole, **defined(places)})
 
 
-def _without_massive(
-    masking: Masking,
-    massive: Mapping[int, FixedDimensions],
-    loss: float,
-    planting: Planting,
-    facts: RememberedFacts | None,
-) -> dict[str, float]:
-    """Return loss and lost shares of two gains with massive dimensions replaced by their means, and with random ones.
+@dataclass(frozen=True)
+class _MassiveRuns:
+    """Runs of a model on texts with massive dimensions replaced by their means, or random ones.
 
-    ``later`` are those with massive dimensions replaced at all tokens but the first, which is often an attention sink.
+    Attributes:
+        masking: The model and the texts.
+        massive: Massive dimensions of each text by layer.
+        plantings: The texts with planted sequences.
+        facts: Questions of general knowledge for each text; None for none.
+        most: Largest number of rows of a pass, by their tokens.
     """
-    texts = torch.cat([planting.control, planting.planted])
 
-    def outcome(fixed: Mapping[int, FixedDimensions], first: int = 0) -> tuple[float, float, float]:
-        """Return the loss, the gain from planted sequences and that from remembered facts."""
+    masking: Masking
+    massive: Mapping[int, Sequence[FixedDimensions]]
+    plantings: Sequence[Planting]
+    facts: Sequence[RememberedFacts | None]
+    most: Callable[[int], int]
 
-        def edit(attention: LayerAttention) -> Tensor | None:
-            own = fixed.get(attention.layer)
-            if own is None:
+    def scores(self, losses: Sequence[float], dtypes: Collection[torch.dtype]) -> list[dict[str, float]]:
+        """Return loss and lost shares of two gains of each text, whose intact losses are given.
+
+        ``later`` are those with massive dimensions replaced at all tokens but the first, which is often an attention
+        sink.
+        """
+        random: dict[int, list[FixedDimensions]] = {layer: [] for layer in self.massive}
+        for text in range(len(self.plantings)):
+            generator = torch.Generator().manual_seed(0)
+            for layer, fixed in self.massive.items():
+                random[layer].append(fixed[text].random(generator))
+        none = {layer: [x.none() for x in fixed] for layer, fixed in self.massive.items()}
+        changes = {
+            "": _Replacement(none),
+            "massive": _Replacement(self.massive),
+            "massive_random": _Replacement(random),
+            "massive_later": _Replacement(self.massive, first=1),
+        }
+        planted, known = self._planted(changes), self._facts(changes)
+        scores = []
+        for text, loss in enumerate(losses):
+            unchanged, gain = planted["", text]
+            check_faithful("the replacement of dimensions", unchanged, loss, dtypes=dtypes, precision=FAITHFUL)
+            whole = {"planted": gain, "facts": known["", text]}
+            for ending in list(changes)[1:]:
+                whole[f"loss_{ending}"], still_planted = planted[ending, text]
+                pairs = (("planted", gain, still_planted), ("facts", known["", text], known[ending, text]))
+                for name, before, after in pairs:
+                    whole[f"{name}_lost_{ending}"] = 1 - after / before if before > LEAST_GAIN else torch.nan
+            scores.append(whole)
+        return scores
+
+    def _planted(self, changes: Mapping[str, _Replacement]) -> dict[tuple[str, int], tuple[float, float]]:
+        """Return the loss and the gain from planted sequences, by change and text."""
+        count = len(self.plantings)
+        rows = [(ending, text) for ending in changes for _ in range(2) for text in range(count)]
+        both = [planting.control for planting in self.plantings] + [planting.planted for planting in self.plantings]
+        ids = torch.cat(both * len(changes))
+
+        def read(logits: Tensor, chunk: slice) -> list[Tensor]:
+            found = []
+            for row, (_, text) in zip(logits, rows[chunk], strict=True):
+                loss = text_losses(row[None], self.plantings[text].control).mean()
+                found.append(torch.stack([loss, run_scores(self.plantings[text], row)[0].mean()]))
+            return found
+
+        numbers = self._run(ids, [(changes[ending], text) for ending, text in rows], read)
+        outcomes = {}
+        for index, ending in enumerate(changes):
+            own = numbers[2 * count * index :]
+            for text in range(count):
+                (loss, before), (_, after) = own[text].tolist(), own[count + text].tolist()
+                outcomes[ending, text] = (loss, after - before)
+        return outcomes
+
+    def _facts(self, changes: Mapping[str, _Replacement]) -> dict[tuple[str, int], float]:
+        """Return the gain from remembered facts, by change and text; NaN without questions."""
+        gains = {(ending, text): torch.nan for ending in changes for text in range(len(self.facts))}
+        for text, facts in enumerate(self.facts):
+            if facts is None:
+                continue
+            count, asked = len(facts.ids), facts
+
+            def read(logits: Tensor, chunk: slice, facts: RememberedFacts = asked) -> list[Tensor]:
+                prompts = [row % len(facts.ids) for row in range(chunk.start, chunk.stop)]
+                return [facts.logprobs(row, prompt) for row, prompt in zip(logits, prompts, strict=True)]
+
+            rows = [(change, text) for change in changes.values() for _ in range(count)]
+            numbers = self._run(facts.ids.repeat(len(changes), 1), rows, read)
+            for index, ending in enumerate(changes):
+                gains[ending, text] = facts.gain(torch.stack(numbers[count * index : count * (index + 1)]))
+        return gains
+
+    def _run(
+        self,
+        ids: Tensor,
+        rows: Sequence[tuple[_Replacement, int]],
+        read: Callable[[Tensor, slice], Sequence[Tensor]],
+    ) -> list[Tensor]:
+        """Return numbers of rows, each with the replacement of a text."""
+
+        def edit(attention: LayerAttention, chunk: slice) -> Tensor | None:
+            if attention.layer not in self.massive:
                 return None
-            return attention_output(own.apply(attention, first=first), block_mib=masking.block_mib)
+            fixed = FixedDimensions.stacked([change.fixed[attention.layer][text] for change, text in rows[chunk]])
+            first = index_tensor(tuple(change.first for change, _ in rows[chunk]), attention.rot_q.device)
+            changed = fixed.apply_from(attention, first.view(-1, 1, 1, 1))
+            return output_of(changed, block_mib=self.masking.block_mib)
 
-        logits = masking.subject.edited(texts, edit)
-        before, after = recalled(logits, planting).tolist()
-        loss = next_token_loss(logits[:1], planting.control)
-        del logits
-        known = torch.nan if facts is None else facts.gain(masking.subject.edited(facts.ids, edit))
-        return loss, after - before, known
+        return edited_rows(self.masking.subject, ids, edit, read, most=self.most(ids.shape[1]))
 
-    unchanged, planted, known = outcome({layer: fixed.none() for layer, fixed in massive.items()})
-    dtypes = {fixed.mean_q.dtype for fixed in massive.values()}
-    check_faithful("the replacement of dimensions", unchanged, loss, dtypes=dtypes, precision=FAITHFUL)
-    generator = torch.Generator().manual_seed(0)
-    random = {layer: fixed.random(generator) for layer, fixed in massive.items()}
-    whole = {"planted": planted, "facts": known}
-    for ending, fixed, first in (("massive", massive, 0), ("massive_random", random, 0), ("massive_later", massive, 1)):
-        whole[f"loss_{ending}"], still_planted, still_known = outcome(fixed, first)
-        for name, before, after in (("planted", planted, still_planted), ("facts", known, still_known)):
-            whole[f"{name}_lost_{ending}"] = 1 - after / before if before > LEAST_GAIN else torch.nan
-    return whole
+
+@dataclass(frozen=True)
+class _Replacement:
+    """Dimensions of each text that are replaced, by layer, at all tokens from ``first`` on."""
+
+    fixed: Mapping[int, Sequence[FixedDimensions]]
+    first: int = 0

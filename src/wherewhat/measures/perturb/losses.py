@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import astuple, dataclass, replace
 
 import torch
 from torch import Tensor
 
+from wherewhat.caches.visibility import index_tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import CaptureError, MeasureError
 from wherewhat.measures.axes.fit import fit_layer
+from wherewhat.measures.batches import on_host, rows_at_once
 from wherewhat.measures.measurement import Subject, Text
 from wherewhat.measures.perturb import KINDS, PerturbConfig, percent, perturbations
 from wherewhat.measures.perturb.changes import (
@@ -23,7 +25,7 @@ from wherewhat.measures.perturb.changes import (
     swapped_order,
     units,
 )
-from wherewhat.measures.tensors import check_faithful, correlation, defined, token_losses
+from wherewhat.measures.tensors import check_faithful, correlation, defined, text_losses, token_losses
 from wherewhat.scores import Column, Scores
 
 _FAITHFUL = 1e-5
@@ -36,19 +38,84 @@ _LEAST_CHANGE = 1e-3
 
 
 def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> Scores:
-    """Return losses by kind and rate, changes of heads and axes at one rate, and the equivalence of position swaps."""
-    n = text.ids.shape[1]
-    if n - text.prefix < _SHORTEST:
-        raise MeasureError(f"{n - text.prefix} tokens of text are too few to perturb: use {_SHORTEST} or more")
-    runs = PerturbedRuns(subject)
-    kinds = config.kinds or _possible(runs, text, config)
+    """Return the scores of one text; see :func:`measure_all_perturbed`."""
+    return measure_all_perturbed(subject, [text], config)[0]
+
+
+def measure_all_perturbed(subject: Subject, texts: Sequence[Text], config: PerturbConfig) -> list[Scores]:
+    """Return losses by kind and rate, changes of heads and axes at one rate, and the equivalence of position swaps.
+
+    Texts have one length; all their perturbations of one length are rows of a batch.
+    """
+    for text in texts:
+        n = text.ids.shape[1]
+        if n - text.prefix < _SHORTEST:
+            raise MeasureError(f"{n - text.prefix} tokens of text are too few to perturb: use {_SHORTEST} or more")
+    runs = PerturbedRuns(subject, texts=len(texts))
+    intact = [no_change(text.ids[0].cpu()) for text in texts]
+    kinds = [config.kinds] * len(texts) if config.kinds else _possible(runs, texts, config)
+    drawn = [_Draws(text, own, config) for text, own in zip(texts, kinds, strict=True)]
     # First, because the losses of the same passes are needed below.
-    heads, predicted = _heads(runs, text, kinds, config) if config.axes else ({}, {})
-    plain = runs.losses(no_change(text.ids[0].cpu()))
+    heads = _heads(runs, intact, drawn, config) if config.axes else [({}, {})] * len(texts)
+    runs.run([*intact, *(change for draws in drawn for change in draws.values())])
+    return [
+        _scores(runs, draws, runs.losses(unchanged), *of_heads)
+        for draws, unchanged, of_heads in zip(drawn, intact, heads, strict=True)
+    ]
+
+
+class _Draws(Mapping[tuple[str, float, int], Change]):
+    """All perturbations of one text, by label of the kind, rate and seed.
+
+    Each kind has a rate of 0 with the first seed, which changes nothing.
+
+    Attributes:
+        text: The text.
+        kinds: The kinds.
+        config: Options.
+    """
+
+    def __init__(self, text: Text, kinds: Sequence[str], config: PerturbConfig) -> None:
+        self.text, self.kinds, self.config = text, kinds, config
+        self._changes = {
+            (label, rate, seed): make_change(text, kind, rate, seed, config, layer=layer)
+            for kind, label, _, layer in perturbations(kinds, config.layers)
+            for rate in sorted({0.0, *config.rates, *([config.at] if config.axes else [])})
+            for seed in self.seeds(kind, rate)
+        }
+
+    def seeds(self, kind: str, rate: float) -> range:
+        """Return the seeds to average over; a constant shift is not random, and a rate of 0 changes nothing."""
+        config = self.config
+        return range(config.seed, config.seed + (1 if kind == "position_shift" or rate == 0 else config.seeds))
+
+    def of(self, kind: str, label: str, rate: float) -> list[Change]:
+        """Return the perturbations of one kind and rate."""
+        return [self[label, rate, seed] for seed in self.seeds(kind, rate)]
+
+    def __getitem__(self, key: tuple[str, float, int]) -> Change:
+        return self._changes[key]
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def __iter__(self) -> Iterator[tuple[str, float, int]]:
+        return iter(self._changes)
+
+
+def _scores(
+    runs: PerturbedRuns,
+    draws: _Draws,
+    plain: Tensor,
+    heads: Mapping[int, Mapping[str, Tensor]],
+    predicted: Mapping[str, float],
+) -> Scores:
+    """Return the scores of one text, whose perturbations were run, from its intact losses and its heads."""
+    config = draws.config
     whole: dict[str, float] = {"loss": float(plain.mean())}
     curves: dict[str, Column] = {}
-    for kind, label, _, layer in perturbations(kinds, config.layers):
-        rises = rises_by_rate(runs, text, plain, kind, config, layer=layer)
+    for kind, label, _, _ in perturbations(draws.kinds, config.layers):
+        rises = rises_by_rate(runs, draws, plain, kind, label)
         for rate, rise in rises.items():
             whole[f"rise_{label}_at_{percent(rate)}"] = rise.rise
             whole[f"rise_{label}_at_{percent(rate)}_untouched"] = rise.rise_untouched
@@ -59,51 +126,66 @@ def measure_perturb(subject: Subject, text: Text, config: PerturbConfig) -> Scor
         for end in ("", "_untouched"):
             if (name := f"rise_words_at_{p}{end}") in whole:
                 whole[f"rise_at_{p}{end}"] = whole[name]
-    if config.equivalence and "position_swap" in kinds and "features" in kinds:
+    if config.equivalence and "position_swap" in draws.kinds and "features" in draws.kinds:
         seeds = range(config.seed, config.seed + config.seeds)
-        whole |= equivalence(runs, text, plain, rate=config.at, seeds=seeds)
+        whole |= equivalence(runs, draws.text, plain, rate=config.at, seeds=seeds)
     scores = [Scores(layer=layer, heads=values) for layer, values in sorted(heads.items())]
-    return Scores(layers=scores, whole=defined(whole | predicted), curves=curves)
+    return Scores(layers=scores, whole=defined({**whole, **predicted}), curves=curves)
 
 
-def _possible(runs: PerturbedRuns, text: Text, config: PerturbConfig) -> tuple[str, ...]:
-    """Return the kinds of perturbation that the model and the text allow."""
-    allowed = []
+def _possible(runs: PerturbedRuns, texts: Sequence[Text], config: PerturbConfig) -> list[tuple[str, ...]]:
+    """Return the kinds of perturbation that the model and each text allow."""
+    allowed: list[list[str]] = [[] for _ in texts]
     for kind in KINDS:
+        changes: dict[int, Change] = {}
+        for index, text in enumerate(texts):
+            with suppress(MeasureError):
+                changes[index] = make_change(text, kind, 0.0, config.seed, config, layer=min(config.layers))
         try:
-            change = make_change(text, kind, 0.0, config.seed, config, layer=min(config.layers))
-            if change.positions is not None:
-                runs.losses(change)
+            runs.run([change for change in changes.values() if change.positions is not None])
         except (MeasureError, CaptureError):
             continue
-        allowed.append(kind)
-    return tuple(allowed)
+        for index in changes:
+            allowed[index].append(kind)
+    return [tuple(kinds) for kinds in allowed]
 
 
 def _heads(
-    runs: PerturbedRuns, text: Text, kinds: tuple[str, ...], config: PerturbConfig
-) -> tuple[dict[int, dict[str, Tensor]], dict[str, float]]:
-    """Return axes and sensitivity of every head under each kind at one rate, and how well the axes predict it."""
-    n = text.ids.shape[1]
+    runs: PerturbedRuns, intact: Sequence[Change], drawn: Sequence[_Draws], config: PerturbConfig
+) -> list[tuple[dict[int, dict[str, Tensor]], dict[str, float]]]:
+    """Return axes and sensitivity of every head under each kind at one rate, and how well the axes predict it.
+
+    There is one result for each text.
+    """
+    n = len(intact[0].ids)
     last = torch.arange(max(0, n - config.queries), n)
-    before = runs.states(no_change(text.ids[0].cpu()), last)
-    heads = {layer: dict(state.axes) for layer, state in before.items()}
-    predicted: dict[str, float] = {}
-    for kind, label, _, swapped_at in perturbations(kinds, config.layers):
-        drawn: dict[int, list[dict[str, Tensor]]] = {layer: [] for layer in before}
-        for seed in _seeds(kind, config):
-            change = make_change(text, kind, config.at, seed, config, layer=swapped_at)
-            rows, origin = last_unmoved(change, n, len(last))
-            for layer, state in runs.states(change, rows).items():
-                drawn[layer].append(_head_changes(label, before[layer], state, origin - last[0]))
-        for layer, draws in drawn.items():
-            heads[layer] |= {x: torch.stack([values[x] for values in draws]).nanmean(0) for x in draws[0]}
-        changes = torch.cat([heads[layer][f"sensitivity_{label}"] for layer in before])
-        if not float(changes.max()) > _LEAST_CHANGE:
-            continue
-        for share, name in (("share_a", f"predicted_{label}"), ("share_c", f"predicted_by_key_{label}")):
-            predicted[name] = correlation(changes, torch.cat([state.axes[share] for state in before.values()]))
-    return heads, predicted
+    asked: list[tuple[Change, Tensor]] = [(change, last) for change in intact]
+    places: dict[tuple[int, str], list[tuple[int, Tensor]]] = {}
+    for index, draws in enumerate(drawn):
+        for kind, label, _, _ in perturbations(draws.kinds, config.layers):
+            for change in draws.of(kind, label, config.at):
+                rows, origin = last_unmoved(change, n, len(last))
+                places.setdefault((index, label), []).append((len(asked), origin - last[0]))
+                asked.append((change, rows))
+    states = runs.states(asked)
+    results = []
+    for index, draws in enumerate(drawn):
+        before = states[index]
+        heads = {layer: dict(state.axes) for layer, state in before.items()}
+        predicted: dict[str, float] = {}
+        for _, label, _, _ in perturbations(draws.kinds, config.layers):
+            for layer, state in before.items():
+                changes = [
+                    _head_changes(label, state, states[place][layer], origin) for place, origin in places[index, label]
+                ]
+                heads[layer] |= {x: torch.stack([values[x] for values in changes]).nanmean(0) for x in changes[0]}
+            sensitive = torch.cat([heads[layer][f"sensitivity_{label}"] for layer in before])
+            if not float(sensitive.max()) > _LEAST_CHANGE:
+                continue
+            for share, name in (("share_a", f"predicted_{label}"), ("share_c", f"predicted_by_key_{label}")):
+                predicted[name] = correlation(sensitive, torch.cat([state.axes[share] for state in before.values()]))
+        results.append((heads, predicted))
+    return results
 
 
 def _head_changes(label: str, before: LayerState, after: LayerState, rows: Tensor) -> dict[str, Tensor]:
@@ -147,27 +229,17 @@ def loss_rise(change: Change, losses: Tensor, plain: Tensor) -> Rise:
     )
 
 
-def rises_by_rate(
-    runs: PerturbedRuns, text: Text, plain: Tensor, kind: str, config: PerturbConfig, *, layer: int | None = None
-) -> dict[float, Rise]:
+def rises_by_rate(runs: PerturbedRuns, draws: _Draws, plain: Tensor, kind: str, label: str) -> dict[float, Rise]:
     """Return the losses of one kind at every rate, averaged over seeds; those of the intact text are ``plain``."""
-    losses = runs.losses(make_change(text, kind, 0.0, config.seed, config, layer=layer))
-    loss, expected = float(losses.mean()), float(plain.mean())
+    (unchanged,) = draws.of(kind, label, 0.0)
+    loss, expected = float(runs.losses(unchanged).mean()), float(plain.mean())
     check_faithful(f"perturbation of {kind}", loss, expected, dtypes=runs.dtypes, precision=_FAITHFUL)
     by_rate = {}
-    for rate in sorted(config.rates):
-        rises = []
-        for seed in _seeds(kind, config) if rate > 0 else (config.seed,):
-            change = make_change(text, kind, rate, seed, config, layer=layer)
-            rises.append(loss_rise(change, runs.losses(change), plain))
+    for rate in sorted(draws.config.rates):
+        rises = [loss_rise(change, runs.losses(change), plain) for change in draws.of(kind, label, rate)]
         columns = zip(*(astuple(rise) for rise in rises), strict=True)
         by_rate[rate] = Rise(*(float(torch.tensor(column).double().nanmean()) for column in columns))
     return by_rate
-
-
-def _seeds(kind: str, config: PerturbConfig) -> range:
-    """Return the seeds to average over; a constant shift is not random."""
-    return range(config.seed, config.seed + (1 if kind == "position_shift" else config.seeds))
 
 
 def perturbed_losses(
@@ -205,47 +277,119 @@ class PerturbedRuns:
     """Runs a model on perturbed texts, and keeps the losses: the same text, positions and orders are run once.
 
     Kinds have perturbations in common: at rate 0, where a rate is too low for a swap, and where positions and features
-    are compared.
+    are compared. Perturbed texts of one length are rows of a batch.
+
+    Args:
+        subject: The model.
+        texts: Number of texts that are measured together, which the first pass may hold.
 
     Attributes:
         layers: Indices of the layers that were run.
         dtypes: Dtypes of their queries.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, *, texts: int = 1) -> None:
         self.subject = subject
+        self._most: Callable[[int], int] = lambda _: texts
         self.layers: set[int] = set()
         self.dtypes: set[torch.dtype] = set()
-        self._known: dict[tuple[object, ...], Tensor] = {}
+        self._known: dict[_Key, Tensor] = {}
 
     def losses(self, change: Change) -> Tensor:
         """Return the loss of each target of a perturbed text in nats, ``(m - 1,)`` float64."""
-        key = _key(change)
-        if key not in self._known:
-            self._known[key] = perturbed_losses(self.subject, change, self._seen)
-        return self._known[key]
+        self.run([change])
+        return self._known[_key(change)]
 
-    def states(self, change: Change, rows: Tensor) -> dict[int, LayerState]:
-        """Return fits of all layers on a perturbed text, with the attention output of tokens ``rows`` ``(rows,)``."""
-        states: dict[int, LayerState] = {}
+    def run(self, changes: Iterable[Change]) -> None:
+        """Run perturbed texts whose losses are not known yet."""
+        unknown = {key: change for change in changes if (key := _key(change)) not in self._known}
+        self._run([*unknown.values()], lambda attention, _: self._seen(attention))
 
-        def measure(attention: LayerAttention) -> None:
+    def states(self, asked: Sequence[tuple[Change, Tensor]]) -> list[dict[int, LayerState]]:
+        """Return fits of all layers on perturbed texts, with the attention output of tokens ``(rows,)`` of each."""
+        fits: dict[tuple[int, int], Tensor] = {}
+        outputs: dict[tuple[int, int], Tensor] = {}
+        most = max(len(rows) for _, rows in asked)
+        # Filled up to one number of tokens, so that those of all texts are read at once.
+        tokens = torch.stack([torch.cat([rows, rows.new_zeros(most - len(rows))]) for _, rows in asked])
+        at: dict[torch.device, Tensor] = {}
+
+        def measure(attention: LayerAttention, texts: Sequence[int]) -> None:
             self._seen(attention)
-            fit = fit_layer(attention)
-            output = attention.output[0, rows.to(attention.output.device)].detach().float().cpu()
-            axes = {"r": fit.r} | {f"share_{axis}": fit.unique[axis] for axis in "abc"}
-            states[attention.layer] = LayerState({name: x.cpu().double() for name, x in axes.items()}, output)
+            device = attention.output.device
+            if device not in at:
+                at[device] = tokens.to(device)
+            # Axes are of the order in the text, whatever the positions.
+            plain = attention if attention.positions.ndim == 1 else replace(attention, positions=attention.positions[0])
+            fit = fit_layer(plain.merged)
+            axes = torch.stack([fit.r, *(fit.unique[axis] for axis in "abc")]).double()
+            by_text = torch.unflatten(axes, 1, (attention.texts, -1))
+            own = at[device].index_select(0, index_tensor(tuple(texts), device))
+            chosen = attention.output.detach().take_along_dim(own[:, :, None, None], 1).float()
+            for row, text in enumerate(texts):
+                fits[text, attention.layer], outputs[text, attention.layer] = by_text[:, row], chosen[row]
 
-        self._known[_key(change)] = perturbed_losses(self.subject, change, measure)
+        self._run([change for change, _ in asked], measure)
+        axes = dict(zip(fits, on_host([*fits.values()]), strict=True))
+        read = dict(zip(outputs, on_host([*outputs.values()]), strict=True))
+        states: list[dict[int, LayerState]] = [{} for _ in asked]
+        for (text, layer), values in axes.items():
+            named = dict(zip(("r", "share_a", "share_b", "share_c"), values, strict=True))
+            output = read[text, layer][: len(asked[text][1])].float()
+            states[text][layer] = LayerState(named, output)
         return states
+
+    def _run(self, changes: Sequence[Change], reducer: Callable[[LayerAttention, Sequence[int]], None]) -> None:
+        """Run changes, those with the same kinds of inputs as rows of a batch, and keep their losses.
+
+        ``reducer`` is called with each layer and the indices of the changes that are its rows.
+        """
+        groups: dict[tuple[int, bool, tuple[int, ...]], list[int]] = {}
+        for index, change in enumerate(changes):
+            key = (len(change.ids), change.positions is None, tuple(sorted(change.orders)))
+            groups.setdefault(key, []).append(index)
+        losses: dict[int, Tensor] = {}
+        for (length, *_), members in groups.items():
+            while members:
+                most = self._most(length)  # known better after the first pass, which tells the size of the logits
+                own, members = members[:most], members[most:]
+                losses |= zip(own, self._losses([changes[index] for index in own], own, reducer), strict=True)
+        for index, values in zip(losses, on_host([*losses.values()]), strict=True):
+            self._known[_key(changes[index])] = values
+
+    def _losses(
+        self, changes: Sequence[Change], rows: Sequence[int], reducer: Callable[[LayerAttention, Sequence[int]], None]
+    ) -> Tensor:
+        """Return the losses ``(changes, m - 1)`` of one pass."""
+        seen: dict[int, int] = {}
+
+        def reduce(attention: LayerAttention) -> None:
+            first = seen.get(attention.layer, 0)  # some models run their rows one after the other
+            seen[attention.layer] = first + attention.texts
+            reducer(attention, rows[first : first + attention.texts])
+
+        ids = torch.stack([change.ids for change in changes])
+        positions = [change.positions for change in changes if change.positions is not None]
+        orders = {layer: torch.stack([change.orders[layer] for change in changes]) for layer in changes[0].orders}
+        with self.subject.reordered(orders) if orders else nullcontext():
+            # One text takes positions as other measurements give them.
+            placed = None if not positions else torch.stack(positions) if len(positions) > 1 else positions[0]
+            logits = self.subject.run(ids, reduce, logits=True, positions=placed)
+        assert logits is not None
+        sample = logits[:1, :1].clone()
+        self._most = lambda tokens: rows_at_once(sample, tokens=tokens)
+        return text_losses(logits, ids)
 
     def _seen(self, attention: LayerAttention) -> None:
         self.layers.add(attention.layer)
         self.dtypes.add(attention.rot_q.dtype)
 
 
-def _key(change: Change) -> tuple[object, ...]:
-    """Return what the pass over a perturbed text depends on."""
+_Key = tuple[tuple[int, ...], tuple[int, ...] | None, tuple[tuple[int, tuple[int, ...]], ...]]
+"""What the pass over a perturbed text depends on: its tokens, positions and orders."""
+
+
+def _key(change: Change) -> _Key:
     positions = None if change.positions is None else tuple(change.positions.tolist())
     orders = tuple((layer, tuple(order.tolist())) for layer, order in sorted(change.orders.items()))
     return tuple(change.ids.tolist()), positions, orders
@@ -281,8 +425,9 @@ def equivalence(runs: PerturbedRuns, text: Text, plain: Tensor, *, rate: float, 
     """
     first = min(runs.layers)
     gaps, correlations, tokens = [], [], []
-    for seed in seeds:
-        index, feature = same_swaps(text, random_pairs, rate, seed, first)
+    swaps = [same_swaps(text, random_pairs, rate, seed, first) for seed in seeds]
+    runs.run([change for both in swaps for change in both])
+    for index, feature in swaps:
         by_index, by_feature = (runs.losses(change) for change in (index, feature))
         kept = index.untouched
         if not bool(kept.any()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wherewhat.measures.measurement import Subject, Text, TextMeasurement
 from wherewhat.measures.perturb import KINDS, PerturbConfig, percent, perturbations
 from wherewhat.scores import CORRELATION, NON_NEGATIVE, SHARE, Metric, Scores, loss_metric, stored_metric
@@ -74,6 +76,12 @@ class PerturbMeasurement(TextMeasurement):
         from wherewhat.measures.perturb.losses import measure_perturb
 
         return measure_perturb(subject, text, config)
+
+    def measure_texts(self, subject: Subject, texts: Sequence[Text], config: PerturbConfig) -> Sequence[Scores]:
+        """Return the scores of each text."""
+        from wherewhat.measures.perturb.losses import measure_all_perturbed
+
+        return measure_all_perturbed(subject, texts, config)
 
     def more_metrics(self, config: PerturbConfig) -> tuple[Metric, ...]:
         """Return the metrics of every kind and rate."""
