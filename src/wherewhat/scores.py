@@ -288,7 +288,7 @@ class Scores:
 
 
 def on_cpu(scores: Sequence[Scores]) -> list[Scores]:
-    """Return scores with all tensors on the CPU; those of one device and dtype are copied at once."""
+    """Return scores with all tensors on the CPU; those of each device and dtype are copied at once."""
     import torch
 
     tensors: dict[int, Tensor] = {}
@@ -296,17 +296,15 @@ def on_cpu(scores: Sequence[Scores]) -> list[Scores]:
         columns = (column.values for column in part.curves.values())
         held: tuple[Any, ...] = (*part.heads.values(), *columns, *part.whole.values())
         tensors |= {id(x): x for x in held if isinstance(x, torch.Tensor)}
-    alike: dict[Any, list[Tensor]] = {}
     copies: dict[int, Tensor] = {}
+    alike: dict[Any, list[Tensor]] = {}
     for tensor in tensors.values():
         if tensor.device.type == "cpu":
             copies[id(tensor)] = tensor.detach().cpu()
         else:
             alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     for group in alike.values():
-        joined = torch.cat([x.detach().reshape(-1) for x in group]).cpu()
-        pieces = torch.split(joined, [x.numel() for x in group])
-        copies |= {id(x): piece.view(x.shape) for x, piece in zip(group, pieces, strict=True)}
+        copies |= zip(map(id, group), copied_at_once(group), strict=True)
 
     def read(value: Any) -> Any:
         return copies.get(id(value), value)
@@ -321,6 +319,39 @@ def on_cpu(scores: Sequence[Scores]) -> list[Scores]:
         )
 
     return [copied(item) for item in scores]
+
+
+def copied_at_once(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of one device and dtype on the CPU, by one copy.
+
+    Parts of one tensor, such as the heads of several texts, share its memory, which is copied once and as it is.
+    """
+    import torch
+
+    by_memory: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        by_memory.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    flat: list[Tensor] = []
+    places: dict[int, tuple[int, bool]] = {}
+    for parts in by_memory.values():
+        size = parts[0].untyped_storage().nbytes() // parts[0].itemsize
+        if size <= 2 * sum(part.numel() for part in parts):
+            places |= {id(part): (len(flat), True) for part in parts}
+            flat.append(parts[0].detach().as_strided((size,), (1,), 0))
+        else:  # little of a large tensor
+            places |= {id(part): (len(flat) + number, False) for number, part in enumerate(parts)}
+            flat += [part.detach().reshape(-1) for part in parts]
+    pieces = torch.split(torch.cat(flat).cpu(), [len(x) for x in flat])
+
+    def part_of(tensor: Tensor) -> Tensor:
+        index, shared = places[id(tensor)]
+        piece = pieces[index]
+        if not shared:
+            return piece.view(tensor.shape)
+        start = piece.storage_offset() + tensor.storage_offset()
+        return piece.as_strided(tensor.shape, tensor.stride(), start)
+
+    return [part_of(tensor) for tensor in tensors]
 
 
 def declaration(name: str, declared: Sequence[Metric]) -> Metric | None:

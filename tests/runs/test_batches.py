@@ -22,7 +22,7 @@ from wherewhat.runs import execution
 from wherewhat.runs.execution import run, run_together
 from wherewhat.runs.request import Request
 from wherewhat.runs.subject import ModelSubject
-from wherewhat.scores import Scores, on_cpu
+from wherewhat.scores import Scores, copied_at_once, on_cpu
 
 LAYERED = [name for name, measurement in measurements().items() if isinstance(measurement, LayerMeasurement)]
 
@@ -50,6 +50,15 @@ def assert_same(scores: Scores, other: Scores, *, digits: float) -> None:
             assert torch.equal(x.isnan(), y.isnan()), name
             size = float(y[~y.isnan()].abs().max()) if bool((~y.isnan()).any()) else 0.0
             assert float((x - y).nan_to_num().abs().max()) <= digits * max(size, 1e-6), name
+
+
+def test_tensors_are_copied_at_once_with_their_shape_and_memory():
+    whole, other = torch.randn(3, 4, 5), torch.randn(100)
+    tensors = [*whole.unbind(0), whole.transpose(1, 2)[1], other[7:9], torch.randn(()), whole[:, 2], torch.zeros(0)]
+    for copy, tensor in zip(copied_at_once(tensors), tensors, strict=True):
+        assert copy.shape == tensor.shape
+        assert torch.equal(copy, tensor)
+        assert copy.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel()
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "bloom"])

@@ -290,10 +290,25 @@ def max_positions(model: Any) -> tuple[int | None, bool]:
         return stated, True
     if kind == "bloom" or getattr(config, "alibi", False):
         return None, False
-    tables = [rows for name, module in model.named_modules() if (rows := _table_rows(name, module)) is not None]
+    tables = _tables(model)
     if not tables:
         return stated, False
     return min(tables if stated is None else [*tables, stated]), True
+
+
+_known_tables: weakref.WeakKeyDictionary[Any, tuple[int, list[int]]] = weakref.WeakKeyDictionary()
+"""Rows of the position tables of models, and the number of modules that they were looked up in."""
+
+
+def _tables(model: Any) -> list[int]:
+    """Return the number of usable rows of each position table of a model, looked up again if modules were added."""
+    count = sum(1 for _ in model.modules())
+    known = _known_tables.get(model)
+    if known is None or known[0] != count:
+        named = model.named_modules()
+        known = (count, [rows for name, module in named if (rows := _table_rows(name, module)) is not None])
+        _known_tables[model] = known
+    return known[1]
 
 
 def hard_limit(model: Any) -> int | None:

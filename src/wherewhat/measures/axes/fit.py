@@ -15,7 +15,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes import HIGH_R, AxesConfig, Method
 from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre
-from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, SubsetFits, fit_subsets
+from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, SubsetFits, distance_error, fit_subsets
 from wherewhat.measures.graphs import launched
 from wherewhat.measures.tensors import by_text, check_heads, check_single_text, scores_by_text, token_ranks
 from wherewhat.numerics import has_triton
@@ -327,10 +327,7 @@ def shared_curve(a: Tensor, sse: Tensor, tss: Tensor, mean: Tensor, *, n: int) -
     a = a.double()
     common = a.mean(0)
     band = Band(n, width, a.device)
-    offset = torch.zeros(documents * heads, sum(band.sizes), dtype=torch.float64, device=a.device)
-    band.unpack(offset)[0].copy_((a - common).view(-1, width))
-    nothing = Margins(band, torch.zeros_like(offset), torch.zeros(documents * heads).to(offset))
-    error = sse.double() + fit_subsets(nothing, offset).sse[SUBSETS.index("bc")].view(documents, heads)
+    error = sse.double() + distance_error((a - common).view(-1, width), band).view(documents, heads)
     total = tss.double()
     between = band.pairs * (mean.double() - mean.double().mean(0)).square()
     return SharedCurve(

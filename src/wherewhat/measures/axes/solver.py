@@ -348,6 +348,19 @@ def fit_subsets(margins: Margins, offset: Tensor) -> SubsetFits:
     return _fit_triangle(margins, offset) if whole else _fit_band(margins, offset)
 
 
+def distance_error(curves: Tensor, band: Band) -> Tensor:
+    """Return the sum of squares of distance curves ``(heads, width)`` that query and key terms leave, ``(heads,)``."""
+    if band.width == band.n:
+        triangle = _triangle(band.n, band.device)
+        centred = curves - triangle.mean(curves)
+        expected = triangle.expect(centred)
+        return (triangle.dot(centred, centred) - triangle.explained_by_pair(expected, expected)).clamp_min(0)
+    offset = torch.zeros(len(curves), sum(band.sizes), dtype=torch.float64, device=band.device)
+    band.unpack(offset)[0].copy_(curves)
+    nothing = Margins(band, torch.zeros_like(offset), torch.zeros(len(curves)).to(offset))
+    return fit_subsets(nothing, offset).sse[SUBSETS.index("bc")]
+
+
 def _fit_triangle(margins: Margins, offset: Tensor) -> SubsetFits:
     band = margins.band
     statistics, terms = _triangle(band.n, band.device).solve(margins.sums, offset)
