@@ -63,9 +63,7 @@ _SPECTRUM = {"cpu": 2**19, "cuda": 2**28}
 """Complex entries of Fourier transforms held at a time, likewise."""
 
 
-def bilinear_margins(
-    q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype, diagonals: bool = True
-) -> tuple[Margins, Tensor, Tensor]:
+def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) -> tuple[Margins, Tensor, Tensor]:
     """Return the margins of ``q_i · k_j`` on a causal band, around the means of queries and keys.
 
     ``q_i · k_j = (q_i - q̄) · (k_j - k̄) + q_i · k̄ + q̄ · (k_j - k̄)``: the last two are a query and a key term, known
@@ -76,7 +74,6 @@ def bilinear_margins(
         k: Keys, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
         width: Number of distances.
         dtype: Type to multiply in, float32 or float64. Sums are kept in float64.
-        diagonals: Whether to sum along diagonals; else these sums are zero.
 
     Returns:
         Margins of the centred product over ``heads``, the query terms and the key terms, both ``(heads, n)``.
@@ -95,7 +92,7 @@ def bilinear_margins(
     for start in range(0, k.shape[0], step):
         some_k = k[start : start + step].to(dtype).contiguous()
         some_q = q[start * groups : (start + step) * groups].to(dtype).contiguous().view(-1, groups, n, d)
-        margins.append(_centred_margins(some_q, some_k, width, diagonals=diagonals))
+        margins.append(_centred_margins(some_q, some_k, width))
     sums, squares, rows, columns = (torch.cat(parts) for parts in zip(*margins, strict=True))
     return Margins(band, sums, squares), rows, columns
 
@@ -109,9 +106,7 @@ def _has_kernels(q: Tensor) -> bool:
     return applies(q)
 
 
-def _centred_margins(
-    q: Tensor, k: Tensor, width: int, *, diagonals: bool = True
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _centred_margins(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return packed sums, sum of squares, query and key terms of ``(kv, groups, n, d)`` and ``(kv, n, d)``."""
     kv, groups, n, _ = q.shape
     q, k, query_terms, key_terms = centre(q, k)
@@ -122,8 +117,7 @@ def _centred_margins(
         rows[..., width:] -= far_rows
         columns[..., : n - width] -= far_columns
         squares = squares - far_squares
-    by_distance = diagonal_sums(q, k, width) if diagonals else rows.new_zeros(kv, groups, width)
-    sums = Band.pack(by_distance, rows, columns)
+    sums = Band.pack(diagonal_sums(q, k, width), rows, columns)
     return sums.view(kv * groups, -1), squares.view(-1), query_terms, key_terms
 
 
