@@ -32,28 +32,28 @@ def blocked_margins(logits: Logits, heads: int, band: Band, *, block: int) -> Ma
     for i0 in range(0, n, block):
         i1 = min(n, i0 + block)
         j0 = max(0, i0 - width + 1)
-        w = logits(i0, i1, j0, i1).tril_(i0 - j0)
+        w = logits(i0, i1, j0, i1).contiguous().tril_(i0 - j0)
         if i1 - j0 > width:
             w.triu_(i0 - j0 - width + 1)
         by_query[:, i0:i1] = w.sum(-1)
         by_key[:, j0:i1] += w.sum(-2)
-        diagonals = _diagonal_sums(w)  # from distance i1-1-j0 down to i0-(i1-1)
-        largest = i1 - 1 - j0
-        kept = diagonals.flip(-1)[:, i1 - 1 - i0 :]  # distances 0 … largest
-        by_distance[:, : min(width, largest + 1)] += kept[:, :width]
+        by_distance[:, : min(width, i1 - j0)] += _distance_sums(w)[:, :width]
         squares += w.square_().sum((-1, -2))
     return Margins(band, sums, squares)
 
 
-def _diagonal_sums(w: Tensor) -> Tensor:
-    """Return sums along diagonals of ``(heads, rows, columns)``, from the lower left corner to the upper right.
+def _distance_sums(w: Tensor) -> Tensor:
+    """Return sums at distances 0, 1, … of ``w`` ``(heads, rows, columns)``, whose last row ends at distance 0.
 
-    Rows padded by one more entry than the matrix has rows store each diagonal as a column.
+    Entries at negative distances are zero. In steps of one entry more than a row has, memory is read along diagonals,
+    and where a diagonal ends, zeros of the row above it are read.
     """
     heads, rows, columns = w.shape
-    padded = pad(w.flip(1), (0, rows))
-    skewed = padded.reshape(heads, -1)[:, : rows * (rows + columns - 1)].view(heads, rows, rows + columns - 1)
-    return skewed.sum(1)
+    first = columns - rows  # distance of the first entry
+    below = w.as_strided((heads, rows - 1, columns), (rows * columns, columns + 1, 1), w.storage_offset() + first + 2)
+    sums = below.sum(1)  # from the largest distance to 0
+    sums[:, rows - 1 :] += w[:, 0, : first + 1]
+    return sums.flip(-1)
 
 
 _SLICE = {"cpu": 2**21, "cuda": 2**27}

@@ -148,7 +148,7 @@ class LogitSums:
 
     def _explained(self, q: Tensor, k: Tensor) -> Tensor:
         """Return centred squares of the logits, of their three-axis fit and of their distance curve, ``(3, heads)``."""
-        fit = fit_axes(q, k, window=self._window, method="linear", check=False)
+        fit = fit_axes(q, k, window=self._window, check=False)
         squares = torch.stack([fit.tss, fit.tss - fit.sse, fit.tss * fit.r_subset["a"].square()])
         return torch.where(fit.r.isnan(), 0.0, squares)  # the squares of constant logits are rounding
 
@@ -189,7 +189,7 @@ def squares(q: Tensor, *keys: Tensor, window: int | None = None) -> Tensor:
     parts: list[Tensor] = []
     for start in range(0, kv_heads, step):
         some = torch.unflatten(q[start * groups : (start + step) * groups].double(), 0, (-1, groups))
-        chosen = [k[start : start + step].double() for k in keys]
+        chosen = [k[start : start + step].double().contiguous() for k in keys]
         sums = _triangle_sums(some, chosen)
         if width < n:
             # A band is the triangle minus the smaller triangle of the far pairs.
@@ -209,30 +209,31 @@ def _triangle_sums(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
     are the squares of the first keys minus those of the others.
     """
     kv_heads, groups, n, d = q.shape
-    size = min(n, max(64, d))
-    chunks = -(-n // size)
-    if spare := chunks * size - n:  # zeros do not change the sums
-        q, *keys = (torch.nn.functional.pad(x, (0, 0, 0, spare)) for x in (q, *keys))
-    # Heads that share keys are adjacent, so that no product repeats its keys.
-    q = q.reshape(kv_heads, groups, chunks, size, d).transpose(1, 2).contiguous().view(kv_heads, chunks, -1, d)
-    by_group = (kv_heads, chunks, groups, -1)
-    of_queries = q.view(kv_heads, chunks, groups, size, d).sum(-2)
+    size = min(n, max(64, d // 2))
+    chunks, whole = -(-n // size), n // size
+    # Heads that share keys are adjacent, so that no product repeats its keys. Zeros after the text change no sum.
+    chunked = (q.new_zeros if whole < chunks else q.new_empty)(kv_heads, chunks, groups, size, d)
+    by_chunk = torch.unflatten(q[:, :, : whole * size], 2, (whole, size))
+    chunked[:, :whole].copy_(by_chunk.transpose(1, 2))
+    chunked[:, whole:, :, : n - whole * size] = q[:, None, :, whole * size :]
+    of_queries = chunked.sum(-2)
+    q = chunked.view(kv_heads, chunks, groups * size, d)
     gram: Tensor | None = None
     squares: Tensor | None = None
     sums: list[Tensor] = []
     for k in keys:
-        k = k.reshape(kv_heads, chunks, size, d)
-        inside = (q @ k.mT).view(*by_group[:-1], size, size).tril_().view(by_group)
-        within = torch.linalg.vecdot(inside, inside).sum(1)
+        k = torch.nn.functional.pad(k, (0, 0, 0, chunks * size - n)).view(kv_heads, chunks, size, d)
+        inside = (q @ k.mT).view(kv_heads, chunks, groups, size, size).tril_()
+        within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square().sum(1)
         products = k.mT @ k
         squares = within if squares is None else squares - within
-        gram = products if gram is None else gram - products
+        gram = products if gram is None else gram.sub_(products)
         before = k.sum(-2).cumsum(1) - k.sum(-2)  # (kv_heads, chunks, d): keys of earlier chunks
-        sums.append((inside.sum(-1) + (of_queries @ before[..., None])[..., 0]).sum(1))
+        sums.append((inside.sum((-1, -2)) + (of_queries @ before[..., None])[..., 0]).sum(1))
     assert gram is not None
     assert squares is not None
-    gram = gram.cumsum(1) - gram  # of the keys of earlier chunks
-    squares = squares + torch.linalg.vecdot((q @ gram).view(by_group), q.view(by_group)).sum(1)
+    gram = gram.cumsum(1).sub_(gram)  # of the keys of earlier chunks
+    squares = squares + (q @ gram).mul_(q).view(chunked.shape).sum((-1, -2)).sum(1)
     return torch.stack([squares, *sums])
 
 
