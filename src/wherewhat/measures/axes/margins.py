@@ -38,7 +38,10 @@ def blocked_margins(logits: Logits, heads: int, band: Band, *, block: int) -> Ma
         by_query[:, i0:i1] = w.sum(-1)
         by_key[:, j0:i1] += w.sum(-2)
         by_distance[:, : min(width, i1 - j0)] += _distance_sums(w)[:, :width]
-        squares += w.square_().sum((-1, -2))
+        if w.dtype == torch.float64:  # a norm reads the matrix once, but adds up less precisely
+            squares += torch.linalg.vector_norm(w, dim=(-1, -2)).square()
+        else:
+            squares += w.square_().sum((-1, -2))
     return Margins(band, sums, squares)
 
 

@@ -40,7 +40,6 @@ from wherewhat.measures.split.statistics import Estimate, Others, PositionSums, 
 from wherewhat.measures.tensors import check_single_text, defined
 from wherewhat.scores import Column, Scores, on_cpu, without
 
-
 _ENTRIES = {"cpu": 2**18, "cuda": 2**26}
 """Entries of queries processed at a time: limited by caches on a CPU, by memory on a GPU."""
 
@@ -212,10 +211,11 @@ def _triangle_sums(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
     size = min(n, max(64, d // 2))
     chunks, whole = -(-n // size), n // size
     # Heads that share keys are adjacent, so that no product repeats its keys. Zeros after the text change no sum.
-    chunked = (q.new_zeros if whole < chunks else q.new_empty)(kv_heads, chunks, groups, size, d)
+    chunked = q.new_empty(kv_heads, chunks, groups, size, d)
     by_chunk = torch.unflatten(q[:, :, : whole * size], 2, (whole, size))
     chunked[:, :whole].copy_(by_chunk.transpose(1, 2))
     chunked[:, whole:, :, : n - whole * size] = q[:, None, :, whole * size :]
+    chunked[:, whole:, :, n - whole * size :] = 0
     of_queries = chunked.sum(-2)
     q = chunked.view(kv_heads, chunks, groups * size, d)
     gram: Tensor | None = None
@@ -249,8 +249,6 @@ def _positive(x: Tensor) -> Tensor:
 
 _LEAST_TOKENS = 4
 """Smallest number of tokens for a three-axis fit."""
-
-
 
 
 class LayerSplit:
