@@ -204,8 +204,8 @@ def squares(q: Tensor, *keys: Tensor, window: int | None = None) -> Tensor:
 def _triangle_sums(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
     """Return sums over the causal triangle of the squares of ``q_i · k_j`` and of the products themselves.
 
-    For ``q`` ``(kv_heads, groups, n, d)`` and ``keys`` ``(kv_heads, n, d)``: ``(1 + keys, kv_heads, groups)``, first the
-    squares of the first keys minus those of the others.
+    For ``q`` ``(kv_heads, groups, n, d)`` and ``keys`` ``(kv_heads, n, d)``: ``(1 + keys, kv_heads, groups)``, first
+    the squares of the first keys minus those of the others.
     """
     kv_heads, groups, n, d = q.shape
     size = min(n, max(64, d // 2))
