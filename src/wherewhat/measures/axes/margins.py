@@ -32,28 +32,31 @@ def blocked_margins(logits: Logits, heads: int, band: Band, *, block: int) -> Ma
     for i0 in range(0, n, block):
         i1 = min(n, i0 + block)
         j0 = max(0, i0 - width + 1)
-        w = logits(i0, i1, j0, i1).tril_(i0 - j0)
+        w = logits(i0, i1, j0, i1).contiguous().tril_(i0 - j0)
         if i1 - j0 > width:
             w.triu_(i0 - j0 - width + 1)
         by_query[:, i0:i1] = w.sum(-1)
         by_key[:, j0:i1] += w.sum(-2)
-        diagonals = _diagonal_sums(w)  # from distance i1-1-j0 down to i0-(i1-1)
-        largest = i1 - 1 - j0
-        kept = diagonals.flip(-1)[:, i1 - 1 - i0 :]  # distances 0 … largest
-        by_distance[:, : min(width, largest + 1)] += kept[:, :width]
-        squares += w.square_().sum((-1, -2))
+        by_distance[:, : min(width, i1 - j0)] += _distance_sums(w)[:, :width]
+        if w.dtype == torch.float64:  # a norm reads the matrix once, but adds up less precisely
+            squares += torch.linalg.vector_norm(w, dim=(-1, -2)).square()
+        else:
+            squares += w.square_().sum((-1, -2))
     return Margins(band, sums, squares)
 
 
-def _diagonal_sums(w: Tensor) -> Tensor:
-    """Return sums along diagonals of ``(heads, rows, columns)``, from the lower left corner to the upper right.
+def _distance_sums(w: Tensor) -> Tensor:
+    """Return sums at distances 0, 1, … of ``w`` ``(heads, rows, columns)``, whose last row ends at distance 0.
 
-    Rows padded by one more entry than the matrix has rows store each diagonal as a column.
+    Entries at negative distances are zero. In steps of one entry more than a row has, memory is read along diagonals,
+    and where a diagonal ends, zeros of the row above it are read.
     """
     heads, rows, columns = w.shape
-    padded = pad(w.flip(1), (0, rows))
-    skewed = padded.reshape(heads, -1)[:, : rows * (rows + columns - 1)].view(heads, rows, rows + columns - 1)
-    return skewed.sum(1)
+    first = columns - rows  # distance of the first entry
+    below = w.as_strided((heads, rows - 1, columns), (rows * columns, columns + 1, 1), w.storage_offset() + first + 2)
+    sums = below.sum(1)  # from the largest distance to 0
+    sums[:, rows - 1 :] += w[:, 0, : first + 1]
+    return sums.flip(-1)
 
 
 _SLICE = {"cpu": 2**21, "cuda": 2**27}
@@ -63,9 +66,7 @@ _SPECTRUM = {"cpu": 2**19, "cuda": 2**28}
 """Complex entries of Fourier transforms held at a time, likewise."""
 
 
-def bilinear_margins(
-    q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype, diagonals: bool = True
-) -> tuple[Margins, Tensor, Tensor]:
+def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) -> tuple[Margins, Tensor, Tensor]:
     """Return the margins of ``q_i · k_j`` on a causal band, around the means of queries and keys.
 
     ``q_i · k_j = (q_i - q̄) · (k_j - k̄) + q_i · k̄ + q̄ · (k_j - k̄)``: the last two are a query and a key term, known
@@ -76,7 +77,6 @@ def bilinear_margins(
         k: Keys, ``(kv_heads, n, d)``; query head h reads key head ``h // (heads // kv_heads)``.
         width: Number of distances.
         dtype: Type to multiply in, float32 or float64. Sums are kept in float64.
-        diagonals: Whether to sum along diagonals; else these sums are zero.
 
     Returns:
         Margins of the centred product over ``heads``, the query terms and the key terms, both ``(heads, n)``.
@@ -95,7 +95,7 @@ def bilinear_margins(
     for start in range(0, k.shape[0], step):
         some_k = k[start : start + step].to(dtype).contiguous()
         some_q = q[start * groups : (start + step) * groups].to(dtype).contiguous().view(-1, groups, n, d)
-        margins.append(_centred_margins(some_q, some_k, width, diagonals=diagonals))
+        margins.append(_centred_margins(some_q, some_k, width))
     sums, squares, rows, columns = (torch.cat(parts) for parts in zip(*margins, strict=True))
     return Margins(band, sums, squares), rows, columns
 
@@ -109,9 +109,7 @@ def _has_kernels(q: Tensor) -> bool:
     return applies(q)
 
 
-def _centred_margins(
-    q: Tensor, k: Tensor, width: int, *, diagonals: bool = True
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _centred_margins(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return packed sums, sum of squares, query and key terms of ``(kv, groups, n, d)`` and ``(kv, n, d)``."""
     kv, groups, n, _ = q.shape
     q, k, query_terms, key_terms = centre(q, k)
@@ -122,8 +120,7 @@ def _centred_margins(
         rows[..., width:] -= far_rows
         columns[..., : n - width] -= far_columns
         squares = squares - far_squares
-    by_distance = diagonal_sums(q, k, width) if diagonals else rows.new_zeros(kv, groups, width)
-    sums = Band.pack(by_distance, rows, columns)
+    sums = Band.pack(diagonal_sums(q, k, width), rows, columns)
     return sums.view(kv * groups, -1), squares.view(-1), query_terms, key_terms
 
 

@@ -195,7 +195,7 @@ def controlled_distance(
     )
 
 
-_CACHE_MIB, _GPU_MIB = 8, 1024
+_CACHE_MIB, _GPU_MIB = 8, 2048
 """Largest block of profiles on a CPU, where caches are small, and smallest on a GPU, where launches take time."""
 
 _COPIES = 6

@@ -334,15 +334,15 @@ def _bounds(heads: _Heads) -> dict[str, Tensor]:
     rest_q, rest_k = q - turned_q, k - turned_k
 
     # Query deviations times mean key: the mean of each row is a query term.
-    sums = band_sums(rest_q, turned_k, band.width)
+    sums = band_sums(rest_q, turned_k, band.width, by_dimension=False)
     b = sums.rows / by_query
     turning_q = sums.squares - (sums.rows * b).sum(-1)
     # Key deviations times mean query: the mean of each column is a key term.
-    sums = band_sums(turned_q, rest_k, band.width)
+    sums = band_sums(turned_q, rest_k, band.width, by_dimension=False)
     c = sums.columns / by_key
     turning_k = sums.squares - (sums.columns * c).sum(-1)
     # Deviations times deviations: row means, then column means of the remainder.
-    sums = band_sums(rest_q, rest_k, band.width)
+    sums = band_sums(rest_q, rest_k, band.width, by_dimension=False)
     b_content = sums.rows / by_query
     explained = band.normal(band.pack(b.new_zeros(*b.shape[:2], band.width), b_content, torch.zeros_like(b)))
     left = sums.columns - band.unpack(explained)[2]
@@ -441,7 +441,8 @@ class BandSums:
     Attributes:
         rows: Sums of W over each query's keys, ``(..., heads, n)``.
         columns: Sums of W over each key's queries, ``(..., heads, n)``.
-        products: Sums of each dimension's part times W, ``(..., heads, d)``; their sum is the sum of squares.
+        products: Sums of each dimension's part times W, ``(..., heads, d)``; their sum is the sum of squares, which may
+            stand in their place, ``(..., heads, 1)``.
         reach: Sum of W² over the whole triangle, ``(..., heads)``: the scale of rounding errors.
     """
 
@@ -460,20 +461,21 @@ class BandSums:
         return tss > 1e-12 * self.reach.clamp_min(1e-300)
 
 
-def band_sums(q: Tensor, k: Tensor, width: int) -> BandSums:
+def band_sums(q: Tensor, k: Tensor, width: int, *, by_dimension: bool = True) -> BandSums:
     """Return sums of ``q_i · k_j`` for heads that share a key head, in time O(n d²) and memory O(n d).
 
     Args:
         q: ``(..., heads, n, d)`` float64.
         k: ``(..., n, d)`` float64, shared by the heads.
         width: Number of distances.
+        by_dimension: Whether to return the products of each dimension; else their sum, in less time.
     """
     n = k.shape[-2]
-    whole = _triangle(q, k)
+    whole = _triangle(q, k, by_dimension)
     if width >= n:
         return whole
     # A band is the triangle minus the smaller triangle of the far pairs.
-    far = _triangle(q[..., width:, :], k[..., : n - width, :])
+    far = _triangle(q[..., width:, :], k[..., : n - width, :], by_dimension)
     whole.rows[..., width:] -= far.rows
     whole.columns[..., : n - width] -= far.columns
     return BandSums(whole.rows, whole.columns, whole.products - far.products, whole.reach)
@@ -487,10 +489,10 @@ def band_totals(q: Tensor, k: Tensor, width: int) -> Tensor:
     return (q * through[..., None, :, :]).sum(-2)
 
 
-def _triangle(q: Tensor, k: Tensor) -> BandSums:
+def _triangle(q: Tensor, k: Tensor, by_dimension: bool) -> BandSums:
     heads, n, d = q.shape[-3:]
     lead = k.shape[:-2]
-    size = min(n, max(64, d))  # work inside a chunk grows with it, work between chunks shrinks
+    size = min(n, max(64, d // 2))  # work inside a chunk grows with it, work between chunks shrinks
     chunks = -(-n // size)
     if pad := chunks * size - n:  # padded tokens are zero and do not change the sums
         q, k = torch.nn.functional.pad(q, (0, 0, 0, pad)), torch.nn.functional.pad(k, (0, 0, 0, pad))
@@ -507,9 +509,13 @@ def _triangle(q: Tensor, k: Tensor) -> BandSums:
     gram = gram.cumsum(-3) - gram  # (..., chunks, d, d)
     rows = inside.sum(-1) + (q @ before[..., None]).view(grouped[:-1])
     columns = inside.sum(-2) + after @ k.mT
-    parts = inside.view(*q.shape[:-1], size) @ k
-    parts += q @ gram
-    products = (parts.mul_(q)).view(grouped).sum((-4, -2))
+    parts = q @ gram
+    if by_dimension:
+        parts += inside.view(*q.shape[:-1], size) @ k
+        products = parts.mul_(q).view(grouped).sum((-4, -2))
+    else:
+        within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square()
+        products = (within + parts.mul_(q).view(grouped).sum((-1, -2))).sum(-2)[..., None]
     return BandSums(
         rows=rows.transpose(-3, -2).flatten(-2)[..., :n],
         columns=columns.transpose(-3, -2).flatten(-2)[..., :n],

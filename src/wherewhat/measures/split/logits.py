@@ -23,7 +23,7 @@ No n × n matrix is computed: see :mod:`wherewhat.measures.axes.margins`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,12 +33,15 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import band_width, fit_axes
-from wherewhat.measures.axes.margins import bilinear_margins
+from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.split import LEAST_DOCUMENTS, SplitConfig
 from wherewhat.measures.split.statistics import Estimate, Others, PositionSums, check_vectors, jackknife_error
 from wherewhat.measures.tensors import check_single_text, defined
 from wherewhat.scores import Column, Scores, on_cpu, without
+
+_ENTRIES = {"cpu": 2**18, "cuda": 2**26}
+"""Entries of queries processed at a time: limited by caches on a CPU, by memory on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +98,21 @@ class LogitSums:
         q, k, flat_q, flat_k = (x.flatten(0, 1).double() for x in (q, k, *flat))
         of_q, of_k = (Others(x.mean.flatten(0, 1), x.noise.flatten(0, 1)) for x in others)
         content_q, content_k = Others(q - of_q.mean, -of_q.noise), Others(k - of_k.mean, -of_k.noise)
-        terms = [_real_part(self._squares, *pair) for pair in ((of_q, content_k), (content_q, of_k))]
-        terms.append(_real_part(self._squares, content_q, content_k))
-        terms.append(self._squares(flat_q, flat_k))
-        terms.append(self._squares(flat_q, content_k.mean) - self._squares(flat_q, content_k.noise))
-        terms.append(self._squares(content_q.mean, flat_k) - self._squares(content_q.noise, flat_k))
+        # The real part of the square of a complex product is the square of its real part minus that of the imaginary.
+        both_q, both_content_q = (torch.cat([x.mean, x.noise], -1) for x in (of_q, content_q))
+        real, imaginary = _complex(of_k)
+        terms = [
+            self._squares(both_q, *_complex(content_k)),
+            self._squares(both_content_q, real, imaginary),
+            self._squares(both_content_q, *_complex(content_k)),
+            self._squares(flat_q, flat_k),
+            self._squares(flat_q, content_k.mean, content_k.noise),
+            self._squares(content_q.mean, flat_k) - self._squares(content_q.noise, flat_k),
+        ]
         for sums, values in (
             (self._terms, torch.stack(terms)),
             (self._whole, self._explained(q, k)),
-            (self._position, _real_part(self._explained, of_q, of_k)),
+            (self._position, self._explained(both_q, real) - self._explained(both_q, imaginary)),
         ):
             sums.append(torch.unflatten(values, -1, (documents, -1)).transpose(0, 1))
 
@@ -165,27 +174,72 @@ def flattened(x: Tensor) -> Tensor:
     return x.mean(-2, keepdim=True).expand_as(x)
 
 
-def squares(q: Tensor, k: Tensor, *, window: int | None = None) -> Tensor:
+def squares(q: Tensor, *keys: Tensor, window: int | None = None) -> Tensor:
     """Return the sum over causal pairs of the squares of ``q_i · k_j`` around its mean, ``(heads,)`` float64.
 
-    For ``q`` ``(heads, n, d)`` and ``k`` ``(kv_heads, n, d)``, and only distances below ``window``.
+    Args:
+        q: ``(heads, n, d)``.
+        keys: ``(kv_heads, n, d)``; the squares of a second tensor are subtracted from those of the first.
+        window: Only distances below this.
     """
-    n = q.shape[1]
-    margins, by_query, by_key = bilinear_margins(q, k, min(n, window or n), dtype=torch.float64, diagonals=False)
-    band = margins.band
-    # q_i · k_j = matrix of the margins + by_query[i] + by_key[j]; subtracting a constant does not change the result.
-    by_query = by_query - by_query.mean(-1, keepdim=True)
-    known = band.pack(by_query.new_zeros(len(by_query), band.width), by_query, by_key)
-    total = margins.sums + band.normal(known)
-    mean = band.unpack(total)[1].sum(-1) / band.pairs
-    around: Tensor = margins.squares + (known * (margins.sums + total)).sum(-1) - band.pairs * mean.square()
-    return around.clamp_min(0)
+    (heads, n, d), kv_heads = q.shape, len(keys[0])
+    groups, width = heads // kv_heads, min(n, window or n)
+    step = max(1, _ENTRIES.get(q.device.type, 2**20) // (groups * n * d))
+    parts: list[Tensor] = []
+    for start in range(0, kv_heads, step):
+        some = torch.unflatten(q[start * groups : (start + step) * groups].double(), 0, (-1, groups))
+        chosen = [k[start : start + step].double().contiguous() for k in keys]
+        sums = _triangle_sums(some, chosen)
+        if width < n:
+            # A band is the triangle minus the smaller triangle of the far pairs.
+            sums = sums - _triangle_sums(some[:, :, width:], [k[:, : n - width] for k in chosen])
+        parts.append(sums.flatten(1))
+    total = torch.cat(parts, -1)
+    # In float64 the cancellation of the means' squares leaves ten digits or more.
+    means = total[1:].square() / Band(n, width, q.device).pairs
+    around = total[0] - means[0]
+    return around.clamp_min(0) if len(keys) == 1 else around + means[1]
 
 
-def _real_part(quadratic: Callable[[Tensor, Tensor], Tensor], x: Others, y: Others) -> Tensor:
-    """Return the real part of a quadratic form of the complex products ``x_i · y_j``: that of Re minus that of Im."""
-    left = torch.cat([x.mean, x.noise], -1)
-    return quadratic(left, torch.cat([y.mean, -y.noise], -1)) - quadratic(left, torch.cat([y.noise, y.mean], -1))
+def _triangle_sums(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
+    """Return sums over the causal triangle of the squares of ``q_i · k_j`` and of the products themselves.
+
+    For ``q`` ``(kv_heads, groups, n, d)`` and ``keys`` ``(kv_heads, n, d)``: ``(1 + keys, kv_heads, groups)``, first
+    the squares of the first keys minus those of the others.
+    """
+    kv_heads, groups, n, d = q.shape
+    size = min(n, max(64, d // 2))
+    chunks, whole = -(-n // size), n // size
+    # Heads that share keys are adjacent, so that no product repeats its keys. Zeros after the text change no sum.
+    chunked = q.new_empty(kv_heads, chunks, groups, size, d)
+    by_chunk = torch.unflatten(q[:, :, : whole * size], 2, (whole, size))
+    chunked[:, :whole].copy_(by_chunk.transpose(1, 2))
+    chunked[:, whole:, :, : n - whole * size] = q[:, None, :, whole * size :]
+    chunked[:, whole:, :, n - whole * size :] = 0
+    of_queries = chunked.sum(-2)
+    q = chunked.view(kv_heads, chunks, groups * size, d)
+    gram: Tensor | None = None
+    squares: Tensor | None = None
+    sums: list[Tensor] = []
+    for k in keys:
+        k = torch.nn.functional.pad(k, (0, 0, 0, chunks * size - n)).view(kv_heads, chunks, size, d)
+        inside = (q @ k.mT).view(kv_heads, chunks, groups, size, size).tril_()
+        within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square().sum(1)
+        products = k.mT @ k
+        squares = within if squares is None else squares - within
+        gram = products if gram is None else gram.sub_(products)
+        before = k.sum(-2).cumsum(1) - k.sum(-2)  # (kv_heads, chunks, d): keys of earlier chunks
+        sums.append((inside.sum((-1, -2)) + (of_queries @ before[..., None])[..., 0]).sum(1))
+    assert gram is not None
+    assert squares is not None
+    gram = gram.cumsum(1).sub_(gram)  # of the keys of earlier chunks
+    squares = squares + (q @ gram).mul_(q).view(chunked.shape).sum((-1, -2)).sum(1)
+    return torch.stack([squares, *sums])
+
+
+def _complex(y: Others) -> tuple[Tensor, Tensor]:
+    """Return keys whose products with ``(mean, noise)`` of queries are real and imaginary parts of complex products."""
+    return torch.cat([y.mean, -y.noise], -1), torch.cat([y.noise, y.mean], -1)
 
 
 def _positive(x: Tensor) -> Tensor:
@@ -195,10 +249,6 @@ def _positive(x: Tensor) -> Tensor:
 
 _LEAST_TOKENS = 4
 """Smallest number of tokens for a three-axis fit."""
-
-
-_ENTRIES = {"cpu": 2**20, "cuda": 2**26}
-"""Entries of the queries of all documents processed at a time, where they are in one pass."""
 
 
 class LayerSplit:
