@@ -143,7 +143,7 @@ def test_texts_in_one_pass_have_the_scores_of_each_alone(family):
     """Brute force: three texts as one batch, and one at a time."""
     subject, texts = TinySubject(family), [Text(tokens(40, seed=seed)) for seed in range(3)]
     measurement = HeadsMeasurement()
-    together = measure_pass(subject, texts, {"heads": (measurement, CONFIG)})["heads"]
+    (together,) = measure_pass(subject, texts, [(measurement, CONFIG)])
     for text, found in zip(texts, together, strict=True):
         alone = measure_text(measurement, subject, text, CONFIG)
         assert found.whole == pytest.approx(alone.whole, abs=1e-4)

@@ -124,7 +124,9 @@ class Blocks:
 
 
 @torch.no_grad()
-def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: int = 1) -> SwapScores:
+def score_swaps(
+    query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: int = 1, effective: bool = True
+) -> SwapScores:
     """Return exact scores from all swaps of two blocks of keys.
 
     ``s_pos = Σ α cos(v', v)`` and ``s_sym = Σ α cos(v', reversed v)`` over all swaps of blocks I < J, with
@@ -140,9 +142,10 @@ def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: 
         query: Queries and their keys.
         taus: Temperatures τ of the swap weights.
         block: Keys per block. Keys left over at the end are not swapped.
+        effective: Whether to compute the effective number of swaps; otherwise it is NaN.
     """
     pivots = Pivots.of(query, taus, block)
-    scores = pivots.scores(pivots.sums(int(pivots.each.amax())))
+    scores = pivots.scores(pivots.sums(int(pivots.each.amax())), effective=effective)
     for where, parts in _tiled_swaps(pivots.blocks, pivots.even, pivots.number, taus):
         for values, part in zip((scores.s_pos, scores.s_sym, scores.bound, scores.kept), parts, strict=True):
             values[where] = part
@@ -235,15 +238,15 @@ class Pivots:
         """Number of pivots of each group, ``(groups,)``."""
         return self.chosen.sum((-1, -2))
 
-    def first_scores(self) -> tuple[SwapScores, Tensor]:
+    def first_scores(self, *, effective: bool = True) -> tuple[SwapScores, Tensor]:
         """Return scores from the swaps of as many pivots as fit, without synchronisation, and whether these are all."""
         groups, rows, count = self.chosen.shape
         slots = min(_SLOTS * rows, self.blocks.limit(_ENTRIES) // (groups * count * self.blocks.size))
         complete = (self.each.amax() <= slots) & ~self.even.any()
-        return self.scores(self.sums(slots, everywhere=True)), complete
+        return self.scores(self.sums(slots, everywhere=True), effective=effective), complete
 
-    def scores(self, sums: Tensor) -> SwapScores:
-        """Return scores from the sums of all pivots, ``(groups, rows, 3, taus)``."""
+    def scores(self, sums: Tensor, *, effective: bool = True) -> SwapScores:
+        """Return scores from the sums of all pivots, ``(groups, rows, 3, taus)``; see :func:`score_swaps`."""
         weights, counts, seen = self.blocks.weights, self.blocks.counts, self.blocks.seen
         total, middle, apart = sums.unbind(-2)
         left = torch.empty_like(total)
@@ -259,7 +262,9 @@ class Pivots:
             s_sym=((middle - apart) / total).clamp(0, 1),
             bound=(left / (total + left)).amax(-1),
             kept=self.number * (2 * counts - self.number - 1) / (counts * (counts - 1)).double(),
-            effective=effective_swaps(weights, seen, self.taus[0]),
+            effective=effective_swaps(weights, seen, self.taus[0])
+            if effective
+            else torch.full_like(total[..., 0], torch.nan),
         )
 
     def sums(self, number: int, *, everywhere: bool = False) -> Tensor:
@@ -365,7 +370,7 @@ def _tiles(
     logits = blocks.logits[group, row].gather(-1, order)
     # Of two sorted blocks i < j, α is a product of one factor of each.
     rise, fall = (  # (m, taus, blocks)
-        torch.stack([(x / tau).clamp_(min=-80).exp_() for tau in taus], 1)  # subnormal numbers are slow
+        torch.stack([(x / tau).clamp_(min=-50).exp_() for tau in taus], 1)  # subnormal products would be slow
         for x in (weights - weights[:, -1:], weights[:, :1] - weights)
     )
     total = (rise[..., 1:] * fall.cumsum(-1)[..., :-1]).sum(-1)
