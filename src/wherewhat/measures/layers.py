@@ -155,8 +155,7 @@ def frequencies(layer: LayerAttention, queries: Queries = "last", *, tau: float 
     assert layer.rotation is not None
     chosen = _positions(layer, queries)
     use = frequency_use(layer, chosen).cpu()
-    single = [plane_swaps(layer, query, tau=tau) for query in chosen]
-    s_pos, s_sym = (torch.stack(scores).mean(0).cpu() for scores in zip(*single, strict=True))
+    s_pos, s_sym = (scores.mean(1).cpu() for scores in plane_swaps(layer, chosen, tau=tau))
     inv_freq = layer.rotation.inv_freq
     means = mean_frequency(use, inv_freq), mean_frequency_softmax(use, inv_freq)
     return Frequencies(tuple(chosen), inv_freq.abs().cpu(), use, *means, s_pos, s_sym)

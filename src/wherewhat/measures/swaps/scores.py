@@ -325,7 +325,9 @@ class Pivots:
         moved = block_logits(from_here, places, bias_there, query.softcap)
         moved = moved - block_logits(to_here, contents, bias_here, query.softcap)
         own = blocks.logits[group, row]
-        middle, apart = cosine_parts((own - own.gather(-1, block[..., None])).to(moved.dtype).mul_(0.5), moved.mul_(0.5))
+        middle, apart = cosine_parts(
+            (own - own.gather(-1, block[..., None])).to(moved.dtype).mul_(0.5), moved.mul_(0.5)
+        )
         own = blocks.weights[group, row]
         gap = own.gather(-1, block[..., None]) - own
         gap = torch.where(self.least[group, row][..., None], -gap, gap)
@@ -398,7 +400,9 @@ def _tiles(
             placed[:, :, j], contents[:, :, i], None if bias is None else bias[:, :, j, None], query.softcap
         )
         once = torch.ones_like(moved[0]).tril_(-1) if upper == lower else None
-        for total_of, part in zip(sums, cosine_parts(logits[:, None, i] - logits[:, j, None], moved.mul_(0.5), once), strict=True):
+        for total_of, part in zip(
+            sums, cosine_parts(logits[:, None, i] - logits[:, j, None], moved.mul_(0.5), once), strict=True
+        ):
             total_of += ((rise[..., j] @ part) * fall[..., i]).sum(-1, dtype=torch.float64)
         size = j.stop - j.start
         pairs += size * (size - 1) // 2 if upper == lower else size * (i.stop - i.start)
