@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ _DENSE = 1024
 
 
 _NEGLIGIBLE = 50.0
-"""Negative logarithm of factors of α that count as 0, so that products with cosines are never subnormal, which is slow."""
+"""Factors of α below ``e^-50`` count as 0: products with cosines are then never subnormal numbers, which are slow."""
 
 
 def takes_all(counts: tuple[int, ...], taus: tuple[float, ...], device: torch.device) -> bool:
@@ -74,7 +75,7 @@ def score_all_swaps(
     for chosen, most in _alike([count // block for count in query.counts]):
         index = slice(None) if len(chosen) == rows else on_device(tuple(chosen), columns.device)
         columns[:, index] = _columns(blocks, index, most, taus, sink)
-    s_pos, s_sym, effective = columns.split([number, number, 1], -1)
+    s_pos, s_sym, effective = torch.split(columns, [number, number, 1], -1)
     if query.sink and not sink:
         later, _ = score_all_swaps(query.without_sink(), taus=taus[:1], block=block)
         without = torch.cat([later.s_pos, later.s_sym], -1)
@@ -113,10 +114,10 @@ def score_block_sizes(query: QueryLogits, tau: float, sizes: tuple[int, ...]) ->
                 )
                 own = order[part]
                 logits = _in_order(known[size], own.order).mul_(0.5)
-                of_size.append(_sums(lambda j, i, logits=logits: logits[:, j, i], own, panel, side))
+                of_size.append(_sums(partial(_part_of, logits), own, panel, side))
         for size, order, of_size in zip(possible, orders, sums, strict=True):
             column = sizes.index(size)
-            scores = order.scores(torch.cat(of_size, 1)).unflatten(0, (len(query.k), -1))  # (groups, rows, 2)
+            scores = torch.unflatten(order.scores(torch.cat(of_size, 1)), 0, (len(query.k), -1))  # (groups, rows, 2)
             columns[:, index, column :: len(sizes)] = scores
     return torch.unflatten(columns, -1, (2, -1))
 
@@ -138,9 +139,14 @@ def _split_bias(bias: Tensor | None, size: int) -> Tensor | None:
 
 
 def _in_larger_blocks(matrix: Tensor, number: int) -> Tensor:
-    """Return logits of blocks that consist of ``number`` blocks, from the logits ``(queries, blocks, blocks)`` of these."""
+    """Return logits of blocks of ``number`` blocks, from those of the smaller ones, ``(queries, blocks, blocks)``."""
     used = matrix.shape[-1] // number * number
     return torch.stack([matrix[:, x:used:number, x:used:number] for x in range(number)], 1).logsumexp(1)
+
+
+def _part_of(matrix: Tensor, rows: slice, columns: slice) -> Tensor:
+    """Return some rows and columns of ``matrix`` ``(queries, blocks, blocks)``."""
+    return matrix[:, rows, columns]
 
 
 def _in_order(matrix: Tensor, order: Tensor) -> Tensor:
@@ -204,11 +210,12 @@ class _Order:
         logits = (logits - logits.mean(-1, keepdim=True)) / 2  # centred: the logits may be large
         # With one block or none there is no swap.
         effective = effective.masked_fill(seen.sum(-1) < 2, torch.nan)
-        return cls(order, *(x.to(dtype) for x in (logits, rise, fall)), total, effective)
+        logits, rise, fall = (x.to(dtype) for x in (logits, rise, fall))
+        return cls(order, logits, rise, fall, total, effective)
 
     def __getitem__(self, queries: slice) -> _Order:
         """Return some of the queries."""
-        return _Order(*(x[queries] for x in vars(self).values()))
+        return _Order(**{name: x[queries] for name, x in vars(self).items()})
 
     def scores(self, sums: Tensor) -> Tensor:
         """Return positional scores by temperature, then symbolic ones, from :func:`_sums`, ``(queries, columns)``."""
@@ -240,7 +247,7 @@ def _columns(blocks: Blocks, rows: slice | Tensor, most: int, taus: tuple[float,
         )
         sums.append(_sums(tokens.logits, order[part], panel, side))
     scores = order.scores(torch.cat(sums, 1))
-    return torch.cat([scores, order.effective[:, None]], -1).unflatten(0, (len(query.k), -1))
+    return torch.unflatten(torch.cat([scores, order.effective[:, None]], -1), 0, (len(query.k), -1))
 
 
 def _parts(
@@ -269,7 +276,7 @@ def _parts(
 
 
 def _rows(x: Tensor, keys: Tensor) -> Tensor:
-    """Return entries ``keys`` ``(queries, size, blocks)`` of ``x`` ``(queries, n, d)``, ``(queries, size, blocks, d)``."""
+    """Return rows ``keys`` ``(queries, size, blocks)`` of ``x`` ``(queries, n, d)``, ``(queries, size, blocks, d)``."""
     first = torch.arange(len(x), device=x.device)[:, None, None] * x.shape[1]
     return x.reshape(-1, x.shape[-1]).index_select(0, (keys + first).flatten()).view(*keys.shape, -1)
 
@@ -336,8 +343,12 @@ def _sums(logits: Callable[[slice, slice], Tensor], order: _Order, panel: int, s
     for own in panels:
         matrix = logits(own, own)
         for j, i in _tiles(own.stop - own.start, side):
-            add(*(slice(own.start + x.start, own.start + x.stop) for x in (j, i)), matrix[:, j, i], matrix[:, i, j])
+            add(_moved(j, own.start), _moved(i, own.start), matrix[:, j, i], matrix[:, i, j])
     return sums
+
+
+def _moved(part: slice, by: int) -> slice:
+    return slice(part.start + by, part.stop + by)
 
 
 @functools.cache
@@ -346,5 +357,5 @@ def _tiles(count: int, side: int) -> list[tuple[slice, slice]]:
     if count <= side:
         return [(slice(0, count), slice(0, count))]
     half = (count + 1) // 2
-    later = [tuple(slice(x.start + half, x.stop + half) for x in tile) for tile in _tiles(count - half, side)]
+    later = [(_moved(j, half), _moved(i, half)) for j, i in _tiles(count - half, side)]
     return [(slice(half, count), slice(0, half)), *_tiles(half, side), *later]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -83,7 +83,8 @@ class Swaps:
 
     def cpu(self) -> Swaps:
         """Return the same on the CPU."""
-        return Swaps(**{name: x.cpu() if isinstance(x, Tensor) else x for name, x in vars(self).items()})
+        tensors: dict[str, Any] = {name: x.cpu() for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **tensors)
 
     def intervals(self) -> tuple[Tensor, Tensor]:
         """Return 95 % Student intervals over queries of the mean positional and symbolic score, ``(heads, 2)`` each.
@@ -108,8 +109,8 @@ def layer_swaps(
 ) -> Swaps:
     """Return swap scores of every head of a captured layer whose keys each depend on one token.
 
-    The layer is one of a pass over one text without cache; the options are those of :func:`swap_scores`. The scores stay
-    on its device.
+    The layer is one of a pass over one text without cache; the options are those of :func:`swap_scores`. The scores
+    stay on its device.
     """
     if tau <= 0 or any(t <= 0 for t in taus):
         raise MeasureError(f"tau={min((tau, *taus))} must be positive: it divides weight differences")
@@ -122,7 +123,7 @@ def layer_swaps(
     for columns, values in _scored(attention, queries, skip, sink_tokens, taus, block, blocks):
         index = slice(None) if len(columns) == len(queries) else on_device(tuple(columns), every.device)
         every[:, index] = values.reshape(heads, len(columns), -1)
-    s_pos, s_sym, others, by_block = every.split([len(taus), len(taus), 8, 2 * len(blocks)], -1)
+    s_pos, s_sym, others, by_block = torch.split(every, [len(taus), len(taus), 8, 2 * len(blocks)], -1)
     bound, kept, effective, exclusion, s_pos_logits, s_sym_logits, *no_sink = others.unbind(-1)
     return Swaps(
         queries=tuple(queries),
@@ -214,13 +215,12 @@ def _scored(
         yield list(range(len(queries))), values
         return
     complete = bool(values[0, 0, -1])  # waits for the GPU
-    columns = [values[..., :-1]]
+    values = values[..., :-1]
     if not complete or blocks:
         logits = logits_of(*tensors)
-        if not complete:
-            columns = [_every_column(logits, taus, 1, ())]
-        columns += _block_columns(logits, columns[0], taus, 1, blocks)
-    yield list(range(len(queries))), torch.cat(columns, -1)
+        values = values if complete else _every_column(logits, taus, 1, ())
+        values = torch.cat([values, *_block_columns(logits, values, taus, 1, blocks)], -1)
+    yield list(range(len(queries))), values
 
 
 def _first_columns(logits: QueryLogits, taus: tuple[float, ...]) -> Tensor:
@@ -258,7 +258,7 @@ def _every_column(logits: QueryLogits, taus: tuple[float, ...], block: int, bloc
 def _block_columns(
     logits: QueryLogits, columns: Tensor, taus: tuple[float, ...], block: int, blocks: tuple[int, ...]
 ) -> list[Tensor]:
-    """Return ``s_pos`` and ``s_sym`` at the first temperature with other block sizes, ``(groups, rows, sizes)`` each."""
+    """Return both scores at the first temperature with other block sizes, ``(groups, rows, sizes)`` each."""
     if not blocks:
         return []
     own = columns[..., : 2 * len(taus) : len(taus)]  # both scores of all results

@@ -106,6 +106,7 @@ class Blocks:
 
     @classmethod
     def of(cls, query: QueryLogits, size: int) -> Blocks:
+        """Return the keys of queries in blocks of ``size``; keys left over at the end are not in them."""
         logits, weights, count = query.logits, query.weights, query.logits.shape[-1] // size
         if size > 1:
             logits, weights = (torch.unflatten(x[..., : count * size], -1, (count, size)) for x in (logits, weights))
@@ -415,7 +416,8 @@ def cosine_parts(before: Tensor, after: Tensor, counted: Tensor | None = None) -
     """Return half the sum and half the difference of two cosines of a swap; overwrites its arguments.
 
     The cosines are those of the weights ``v = (e^a, e^b)`` before the swap with the ones after it, v', and of the
-    reversed v with v'. With ``t = tanh((b - a) / 2)`` before and t' after, they are ``(1 ± t t') / √((1 + t²)(1 + t'²))``.
+    reversed v with v'. With ``t = tanh((b - a) / 2)`` before and t' after, they are
+    ``(1 ± t t') / √((1 + t²) (1 + t'²))``.
 
     Args:
         before: ``(b - a) / 2`` before the swap.
