@@ -8,8 +8,12 @@ import safetensors.torch
 import torch
 
 from wherewhat.errors import MeasureError, StoreError
-from wherewhat.runs.schema import ProfileFile, join_profiles, profile_name, write_profiles
+from wherewhat.runs.schema import ProfileFile, join_curves, profile_name, stored_curves, write_profiles
 from wherewhat.scores import MODEL, Column
+
+
+def join_profiles(path, sources):
+    write_profiles(path, join_curves(stored_curves(ProfileFile(source)) for source in sources))
 
 
 def many_profiles():

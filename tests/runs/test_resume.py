@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.models import WORDS, save_model
+from helpers.models import WORDS, llama_config, save_model
 from wherewhat.cli.main import run_cli
 from wherewhat.runs.directory import RunDirectory
 
@@ -21,12 +21,13 @@ DOCUMENTS = 4
 @pytest.fixture(scope="module")
 def command(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("resume")
-    model = save_model(folder / "tiny")
+    model = save_model(folder / "tiny", llama_config(max_position_embeddings=256))
     generator = random.Random(0)
-    arguments = ["attention", str(model), "--tokens", "24", "--no-control"]
+    # On a CPU, longer texts than these are measured one at a time.
+    arguments = ["attention", str(model), "--tokens", "200", "--no-control"]
     for index in range(DOCUMENTS):
         path = folder / f"text{index}.txt"
-        path.write_text(" ".join(generator.choices(WORDS, k=40)))
+        path.write_text(" ".join(generator.choices(WORDS, k=220)))
         arguments += ["--text", str(path)]
     return arguments
 

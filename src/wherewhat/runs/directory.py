@@ -47,11 +47,12 @@ from wherewhat.runs.schema import (
     ProfileFile,
     encode_scores,
     is_current,
-    join_profiles,
-    join_scores,
+    join_curves,
+    join_tables,
     read_scores,
     score_profiles,
     score_table,
+    stored_curves,
     stored_scores,
     write_profiles,
 )
@@ -181,6 +182,33 @@ def provenance_json(provenance: Provenance, times: Sequence[PartTimes], *, confi
     }
 
 
+@dataclass(frozen=True)
+class NewPart:
+    """Results of a part that are not stored yet.
+
+    Attributes:
+        scores: Scores and curves, checked; see :meth:`wherewhat.Scores.checked`.
+        document: Name of the document in the score table; None for all documents together.
+        seconds: Wall time of the computation.
+        ended: When it ended, in seconds since 1970.
+    """
+
+    scores: Scores
+    document: str | None
+    seconds: float
+    ended: float = field(default_factory=time.time)
+
+    def times(self, key: str) -> PartTimes:
+        """Return when the part of a name was computed."""
+        return PartTimes(
+            key=key,
+            started=_utc(self.ended - self.seconds),
+            finished=_utc(self.ended),
+            seconds=float(self.seconds),
+            wherewhat=package_version("wherewhat"),
+        )
+
+
 class RunDirectory:
     """One run: a configuration, its finished parts, and in the end its scores and profiles.
 
@@ -289,16 +317,8 @@ class RunDirectory:
         self._require_lock()
         if self.has(key):
             raise ValueError(f"the part {key!r} is finished already: ask has() first")
-        source = {name: self.config.get(name) for name in ("measurement", "model", "weights", "seed")}
-        table = score_table(scores, source, document) if scores.names else None
-        now = time.time()
-        times = PartTimes(
-            key=key,
-            started=_utc(now - seconds),
-            finished=_utc(now),
-            seconds=float(seconds),
-            wherewhat=package_version("wherewhat"),
-        )
+        part = NewPart(scores, document, seconds)
+        table, times = self._table(part), part.times(key)
         make_folder(self.path / PARTS)
         try:
             with atomic_folder(self._part(key)) as folder:
@@ -334,13 +354,26 @@ class RunDirectory:
         scores = stored_scores(table, ProfileFile(folder / PROFILES))
         return next(iter(scores.values()), Scores())
 
-    def finish(self, keys: Iterable[str], *, provenance: Provenance, files: Iterable[str] = ()) -> None:
+    def _table(self, part: NewPart) -> pa.Table | None:
+        """Return the score table of a part; None if it has curves only."""
+        source = {name: self.config.get(name) for name in ("measurement", "model", "weights", "seed")}
+        return score_table(part.scores, source, part.document) if part.scores.names else None
+
+    def finish(
+        self,
+        keys: Iterable[str],
+        *,
+        provenance: Provenance,
+        files: Iterable[str] = (),
+        parts: Mapping[str, NewPart] | None = None,
+    ) -> None:
         """Join the parts into the run's files; the bytes do not depend on the order in which parts were finished.
 
         Args:
             keys: Names of all parts.
             provenance: Versions, hashes and device of the run.
             files: Other files in the directory that belong to the finished run, such as a trained model.
+            parts: Parts that were not saved, because all were measured at once; they are written with the others.
         """
         self._require_lock()
         wanted = sorted(set(keys))
@@ -350,18 +383,26 @@ class RunDirectory:
             return
         self._keys = None
         remove(self.path / COMPLETE)
-        times = [self._checked_times(key, trust=len(wanted) == 1) for key in wanted]
+        new = parts or {}
+        times = [
+            new[key].times(key) if key in new else self._checked_times(key, trust=len(wanted) == 1) for key in wanted
+        ]
         linked: dict[str, JSON] = {}
         names = [PROFILES]
-        if len(wanted) == 1:  # the files of the run are those of the part, which are checked whenever they are read
+        if (
+            len(wanted) == 1 and not new
+        ):  # the files of the run are those of the part, which are checked whenever they are read
             linked, names = self._link(wanted[0]), []
         else:
-            folders = [*map(self._part, wanted)]
-            tables = [folder / SCORES for folder in folders if (folder / SCORES).exists()]
+            folders = [self._part(key) for key in wanted if key not in new]
+            tables = [read_scores(folder / SCORES) for folder in folders if (folder / SCORES).exists()]
+            tables += [table for part in new.values() if (table := self._table(part)) is not None]
             if tables:  # a run of parts without score rows does without pyarrow
-                join_scores(self.path / SCORES, tables)
+                write_file(self.path / SCORES, encode_scores(join_tables(tables)))
                 names.append(SCORES)
-            join_profiles(self.path / PROFILES, [folder / PROFILES for folder in folders])
+            curves = [stored_curves(ProfileFile(folder / PROFILES)) for folder in folders]
+            curves += [score_profiles(part.scores, part.document) for part in new.values()]
+            write_profiles(self.path / PROFILES, join_curves(curves))
         content = provenance_json(provenance, times, config_hash=self.config_hash)
         write_file(self.path / PROVENANCE, readable_json(content))
         seal: dict[str, JSON] = {

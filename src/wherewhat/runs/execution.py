@@ -37,7 +37,7 @@ from wherewhat.models.loaded import LoadedModel, evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import build_config
 from wherewhat.progress import Progress, Silent, counted, duration
-from wherewhat.runs.directory import Provenance, RunDirectory, model_provenance
+from wherewhat.runs.directory import NewPart, Provenance, RunDirectory, model_provenance
 from wherewhat.runs.identity import Controlled, KnownRuns, inputs_identity, loaded_model, reused_line, run_identity
 from wherewhat.runs.request import DEFAULT_TOKENS, Input, MemoryModel, ModelRequest, Request, model_inputs, read_texts
 from wherewhat.runs.subject import ModelSubject, load_model, memory, texts_at_once
@@ -285,6 +285,7 @@ class _Job:
         self.missing: list[str] = []
         self.ended = False
         self._index, self._report = index, ended
+        self._at_once, self._new = False, dict[str, NewPart]()
 
     def begin(self, subject: ModelSubject, *, again: bool) -> None:
         """Find out what is missing; the directory is locked."""
@@ -294,6 +295,8 @@ class _Job:
         self._keys = _keys(self.measurement, list(self.inputs))
         missing = [key for key in self._keys if not self.directory.has(key)]
         self.missing = missing if self.across else [key for key in missing if key != _TOGETHER]
+        # All or nothing is measured: parts, which an interrupted run would continue from, need not be written.
+        self._at_once = len(self.split()) == 1 < len(self._keys) and missing == self._keys
 
     def end(self, outcome: RunDirectory | WherewhatError) -> None:
         """Report the outcome."""
@@ -310,7 +313,10 @@ class _Job:
         # Scores of all documents together may need what was not stored, such as curves.
         if not checked.names and not (document is None and defines(self.measurement, "combine")):
             raise TextError(f"{document or 'the documents together'} gave no scores")
-        self.directory.save(key, checked, document=document, seconds=seconds)
+        if self._at_once:
+            self._new[key] = NewPart(checked, document, seconds)
+        else:
+            self.directory.save(key, checked, document=document, seconds=seconds)
         if key in self.missing:
             self.missing.remove(key)
 
@@ -320,11 +326,14 @@ class _Job:
         try:
             if _TOGETHER in self._keys and not self.directory.has(_TOGETHER):
                 started = time.perf_counter()
-                parts = [self.directory.part(name) for name in self.inputs]
+                parts = [
+                    self._new[name].scores if name in self._new else self.directory.part(name) for name in self.inputs
+                ]
                 scores = as_scores(measurement, measurement.combine(parts, self.config))
                 self.save(_TOGETHER, scores, seconds=time.perf_counter() - started)
             texts = [item.document for item in self.inputs.values()]
-            self.directory.finish(self._keys, provenance=_provenance(self.subject, texts, self.request.model.revision))
+            provenance = _provenance(self.subject, texts, self.request.model.revision)
+            self.directory.finish(self._keys, provenance=provenance, parts=self._new)
         except WherewhatError as error:
             self.end(error)
         else:

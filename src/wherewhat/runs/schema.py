@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -292,11 +292,6 @@ def encode_scores(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def join_scores(path: Path, sources: Sequence[Path]) -> None:
-    """Join files of scores into one, atomically."""
-    write_file(path, encode_scores(join_tables([*map(read_scores, sources)])))
-
-
 def read_scores(path: Path) -> pa.Table:
     """Read a score table."""
     import pyarrow as pa
@@ -356,15 +351,20 @@ def write_profiles(path: Path, profiles: Mapping[str, Column]) -> None:
     write_file(path, save(tensors, metadata))
 
 
-def join_profiles(path: Path, sources: Sequence[Path]) -> None:
-    """Join curve files into one, atomically."""
+def stored_curves(file: ProfileFile) -> dict[str, Column]:
+    """Return all curves of a file by name."""
+    return {name: Column(values, file.axes(name)) for name, values in file.items()}
+
+
+def join_curves(parts: Iterable[Mapping[str, Column]]) -> dict[str, Column]:
+    """Return the curves of several parts, each of which must have its own name."""
     joined: dict[str, Column] = {}
-    for file in map(ProfileFile, sources):
-        for name, values in file.items():
-            if name in joined:
-                raise StoreError(f"two parts hold the curve {name!r}: give every curve its own name")
-            joined[name] = Column(values, file.axes(name))
-    write_profiles(path, joined)
+    for part in parts:
+        shared = next((name for name in part if name in joined), None)
+        if shared is not None:
+            raise StoreError(f"two parts hold the curve {shared!r}: give every curve its own name")
+        joined |= part
+    return joined
 
 
 def _check_name(name: str) -> None:
@@ -379,7 +379,7 @@ class ProfileFile(Mapping[str, "Tensor"]):
     """The curves of a run by name, each read from the file on access."""
 
     def __init__(self, path: Path) -> None:
-        """Open a file that `write_profiles` or `join_profiles` wrote."""
+        """Open a file that `write_profiles` wrote."""
         self.path = path
         try:
             details = json.loads((self._file.metadata() or {})[_METADATA_KEY])
