@@ -37,11 +37,9 @@ from wherewhat.measures.frequencies.planes import (
     frequency_use,
     mean_frequency,
     mean_frequency_softmax,
-    partial_logits,
     peak_band,
     plane_norms,
     plane_queries,
-    plane_swaps,
     predicted_band,
     slower_planes,
 )
@@ -77,6 +75,20 @@ class Subject(TinySubject):
 
     def key_mixing(self):
         return super().key_mixing() if self.mixing is None else self.mixing
+
+
+def partial_logits(attention, query, keys, dims):
+    """Contributions of groups of head dimensions to the logits of one query, (heads, keys, groups) float64."""
+    q = attention.rot_q[0, :, query].double()[:, dims]  # (heads, groups, width)
+    k = attention.rot_k[0][:, keys].double()[..., dims]  # (kv_heads, keys, groups, width)
+    shared = q.view(attention.kv_heads, -1, *q.shape[1:])
+    return torch.einsum("khpw,knpw->khnp", shared, k).flatten(0, 1) * attention.scale
+
+
+def plane_swaps(attention, query, **options):
+    """Scores of one query."""
+    s_pos, s_sym = planes.plane_swaps(attention, [query], **options)
+    return s_pos[:, 0], s_sym[:, 0]
 
 
 def plane_logits(attention, query, keys):
@@ -115,7 +127,7 @@ def test_planes_sum_to_the_logits(name):
         ((_, whole),) = query_logits(attention, [QUERY])
         matrix = swapped_logits(whole).flatten(0, 1)
         logits, matrices = torch.zeros_like(expected), torch.zeros_like(matrix)
-        for part in plane_queries(attention, QUERY):
+        for _, _, part in plane_queries(attention, [QUERY]):
             shape = (attention.kv_heads, -1)
             logits += part.logits.unflatten(0, shape).sum(1).flatten(0, 1)
             matrices += swapped_logits(part).unflatten(0, shape).sum(1).flatten(0, 1)
@@ -164,10 +176,24 @@ def test_a_plane_equals_swaps_made_one_by_one(name):
 def test_some_planes_at_a_time_give_the_same(monkeypatch):
     attention = rotated_layers("gptj")[0]
     at_once = plane_swaps(attention, QUERY, skip=2)
-    monkeypatch.setattr(planes, "_ENTRIES", attention.heads * N * 3)
-    assert len(list(plane_queries(attention, QUERY, skip=2))) > 2
+    monkeypatch.setattr(planes, "_ENTRIES", {"cpu": attention.heads * N * 3})
+    assert len(list(plane_queries(attention, [QUERY], skip=2))) > 2
     in_parts = plane_swaps(attention, QUERY, skip=2)
     torch.testing.assert_close(in_parts, at_once, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gemma3_text"])
+def test_queries_at_once_give_the_same_as_each_alone(family, dense, monkeypatch):
+    """Brute force, also with all swaps computed, as on a GPU."""
+    queries = [QUERY, 9, 17]
+    for attention in rotated_layers(family):
+        expected = [plane_swaps(attention, query, skip=1, tau=1e-3) for query in queries]
+        with monkeypatch.context() as patch:
+            patch.setattr(planes, "takes_all", lambda *_: dense)
+            found = planes.plane_swaps(attention, queries, skip=1, tau=1e-3)
+        for ours, theirs in zip(found, zip(*expected, strict=True), strict=True):
+            torch.testing.assert_close(ours, torch.stack(theirs, 1), rtol=0, atol=2e-6)
 
 
 def test_hand_built_planes():

@@ -143,22 +143,18 @@ def test_texts_in_one_pass_have_the_scores_of_each_alone(family):
     """Brute force: three texts as one batch, and one at a time."""
     subject, texts = TinySubject(family), [Text(tokens(40, seed=seed)) for seed in range(3)]
     measurement = HeadsMeasurement()
-    together = measure_pass(subject, texts, {"heads": (measurement, CONFIG)})["heads"]
+    (together,) = measure_pass(subject, texts, [(measurement, CONFIG)])
     for text, found in zip(texts, together, strict=True):
         alone = measure_text(measurement, subject, text, CONFIG)
-        assert found.whole == pytest.approx(alone.whole, abs=1e-4)
+        assert found.whole == pytest.approx(alone.whole, abs=1e-6)
         for ours, theirs in zip(found.layers, alone.layers, strict=True):
             assert ours.heads.keys() == theirs.heads.keys()
             for name, values in theirs.heads.items():
-                # Weights differ by rounding of float32, and are divided by τ; a tie may be decided otherwise.
-                if name not in ("slash_lag", "label", "label_no_sink"):
-                    torch.testing.assert_close(ours.heads[name], values, rtol=1e-4, atol=2e-3, equal_nan=True)
-            assert ours.whole == pytest.approx(theirs.whole, abs=0.3, nan_ok=True)
+                torch.testing.assert_close(ours.heads[name], values, rtol=0, atol=2e-6, equal_nan=True)
+            assert ours.whole == pytest.approx(theirs.whole, abs=1e-9)
             for name, column in theirs.curves.items():
                 assert ours.curves[name].axes == column.axes
-                torch.testing.assert_close(
-                    ours.curves[name].values, column.values, rtol=1e-4, atol=5e-3, equal_nan=True
-                )
+                torch.testing.assert_close(ours.curves[name].values, column.values, rtol=0, atol=2e-6, equal_nan=True)
 
 
 def test_correlation_leaves_out_what_is_unknown():

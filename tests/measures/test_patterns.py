@@ -301,7 +301,8 @@ def test_wrong_tokens_layers_and_options_are_refused(subtests):
     for ids in (torch.arange(36), torch.arange(37)[None], torch.tensor(3)):
         with subtests.test(ids=tuple(ids.shape)), pytest.raises(MeasureError, match=r"ids have the shape .* 37 tokens"):
             pattern_statistics(attention, ids, PatternConfig())
-    twice = replace(attention, rot_q=attention.rot_q.expand(2, -1, -1, -1), rot_k=attention.rot_k.expand(2, -1, -1, -1))
+    names = ("rot_q", "rot_k", "value", "output")
+    twice = replace(attention, **{name: getattr(attention, name).expand(2, -1, -1, -1) for name in names})
     cached = replace(attention, rot_q=attention.rot_q[:, :, 5:])
     for wrong, options, words in (
         (twice, {}, "tokens of 2 texts"),

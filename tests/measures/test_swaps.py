@@ -22,6 +22,7 @@ from wherewhat.measures.heads import PatternConfig
 from wherewhat.measures.heads.patterns import pattern_statistics
 from wherewhat.measures.measurement import KEYS_MIX
 from wherewhat.measures.swaps import LABELS, deviations, layer, logits, scores
+from wherewhat.measures.swaps import dense as all_swaps
 from wherewhat.measures.swaps.deviations import logit_deviations
 from wherewhat.measures.swaps.layer import layer_swaps, reference_scores, swap_scores
 from wherewhat.measures.swaps.logits import QueryLogits, choose_queries, query_logits
@@ -253,6 +254,36 @@ def test_constructed_heads_have_their_labels():
     no_sink = label(found.s_pos_no_sink.mean(1), found.s_sym_no_sink.mean(1), 0.1, sink=sink)
     names = [(LABELS[one], LABELS[other]) for one, other in zip(all_keys.tolist(), no_sink.tolist(), strict=True)]
     assert dict(zip(LABELS_OF, names, strict=True)) == LABELS_OF
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_all_swaps_without_a_look_at_weights_equal_chosen_ones(encoding, monkeypatch):
+    """Brute force: what a GPU computes in short texts, in one piece and in small ones, against tiles and pivots."""
+    q, k = draw(N)
+    options = {"queries": [13, 40, 41, 66, N - 1], "taus": (1e-2, 0.1), "sink_tokens": 4, "scale": 0.4}
+    options |= ENCODINGS[encoding]
+    sizes = (1, 2, 3, 4, 12, 40)
+    for block in (1, 5):
+        results = []
+        for dense, panel, side in ((False, 0, 0), (True, 512, 128), (True, 16, 5)):
+            monkeypatch.setattr(layer, "takes_all", lambda *_, dense=dense: dense)
+            monkeypatch.setattr(all_swaps, "_PANEL", {"cpu": panel})
+            monkeypatch.setattr(all_swaps, "_SIDE", {"cpu": side})
+            results.append(swap_scores(q, k, block=block, blocks=sizes, **options))
+        chosen, *every = results
+        for found in every:
+            assert found.bound.tolist() == torch.zeros_like(found.bound).tolist()
+            assert found.kept.tolist() == torch.ones_like(found.kept).tolist()
+            # The chosen swaps leave out a weight of up to 1e-7, of two versions of scores in a mean.
+            assert_alike(found, chosen, rtol=1e-6, atol=2.1e-7, equal_nan=True)
+
+
+def test_queries_with_similar_numbers_of_keys_are_computed_together():
+    counts = [*range(2, 200), 3, 0, 1]
+    together = list(all_swaps._alike(counts))
+    assert sorted(index for chosen, _ in together for index in chosen) == list(range(199))
+    assert all(min(counts[x] for x in chosen) >= 0.9 * most for chosen, most in together)
+    assert len(together) < 40
 
 
 def test_swaps_of_equal_keys_count_once():

@@ -210,9 +210,7 @@ class SpreadSums:
         """Return means over the queries of all blocks."""
         heads = {name: values.cpu() for name, values in self.heads().items()}
         entropy, sink = (float(value) for value in self.controls().values())
-        return AttentionSpread(
-            heads["entropy"], entropy, heads["sink_mass"], sink, heads.get("learned_sink_mass")
-        )
+        return AttentionSpread(heads["entropy"], entropy, heads["sink_mass"], sink, heads.get("learned_sink_mass"))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from wherewhat.caches.attention import check_unpadded
@@ -155,8 +154,7 @@ def frequencies(layer: LayerAttention, queries: Queries = "last", *, tau: float 
     assert layer.rotation is not None
     chosen = _positions(layer, queries)
     use = frequency_use(layer, chosen).cpu()
-    single = [plane_swaps(layer, query, tau=tau) for query in chosen]
-    s_pos, s_sym = (torch.stack(scores).mean(0).cpu() for scores in zip(*single, strict=True))
+    s_pos, s_sym = (scores.mean(1).cpu() for scores in plane_swaps(layer, chosen, tau=tau))
     inv_freq = layer.rotation.inv_freq
     means = mean_frequency(use, inv_freq), mean_frequency_softmax(use, inv_freq)
     return Frequencies(tuple(chosen), inv_freq.abs().cpu(), use, *means, s_pos, s_sym)

@@ -341,5 +341,6 @@ def eigenvalues(matrices: Tensor) -> Tensor:
 
         if matrices.shape[-1] <= LARGEST:
             return symmetric_eigenvalues(matrices.flatten(0, -3)).view(matrices.shape[:-1])
-    values: Tensor = torch.linalg.eigvalsh(matrices)
-    return values
+    finite = matrices.isfinite().all(-1).all(-1)[..., None]  # LAPACK raises an error for others
+    values: Tensor = torch.linalg.eigvalsh(torch.where(finite[..., None], matrices, 0.0))
+    return torch.where(finite, values, torch.nan)

@@ -92,7 +92,7 @@ def document_scores(
     def swapped(attention: LayerAttention) -> None:
         if attention.layer in layers:
             queries = choose_queries(attention.n, count=_SWAP_QUERIES)
-            swaps = layer_swaps(attention, queries, skip=min(sinks, attention.n // 4))
+            swaps = layer_swaps(attention, queries, skip=min(sinks, attention.n // 4)).cpu()
             scores["symbolic"][attention.layer] = (swaps.s_sym - swaps.s_pos).mean(1).double()
 
     if {"distance", "mass"} & set(scores):
@@ -159,7 +159,7 @@ def induction_scores(subject: Subject, ids: Tensor, layers: Mapping[int, LayerHe
         device = attention.rot_q.device
         total = torch.zeros(attention.heads, dtype=torch.float64, device=device)
         for block in weight_blocks(attention, 64):
-            targets = target_keys(twice[0].to(device), block.rows)[TARGETS.index("induction")]
+            targets = target_keys(twice.to(device), block.rows)[TARGETS.index("induction"), 0]
             later = torch.arange(block.rows.start, block.rows.stop, device=device) >= n
             total += (block.weights * (targets & later[:, None])).sum((-1, -2)).double()
         scores[attention.layer] = (total / n).cpu()

@@ -128,7 +128,7 @@ def _axes(stack: LayerAttention, layers: int, texts: int) -> dict[str, Tensor]:
 
 
 def _swaps(stack: LayerAttention, layers: int, texts: int, queries: int) -> dict[str, Tensor]:
-    swaps = layer_swaps(stack, choose_queries(stack.n, count=queries))
+    swaps = layer_swaps(stack, choose_queries(stack.n, count=queries)).cpu()
     return {name: by_head(getattr(swaps, name), layers, texts).mean((1, 3)) for name in ("s_pos", "s_sym")}
 
 
@@ -138,8 +138,8 @@ def _previous(stack: LayerAttention, layers: int, texts: int) -> dict[str, Tenso
         sums.add(block)
     slashes = sums.result()
     return {
-        "previous_token": by_head(slashes.by_lag[:, 1], layers, texts).mean(1),
-        "previous_token_uniform": slashes.uniform[1],
+        "previous_token": by_head(slashes.by_lag[:, 1].cpu(), layers, texts).mean(1),
+        "previous_token_uniform": slashes.uniform[1].cpu(),
     }
 
 
@@ -168,12 +168,12 @@ def _induction(layers: list[LayerAttention], repeats: Tensor, first: int) -> dic
     masses, uniform = [], []
     for index, ids in enumerate(repeats):
         stack = fold(layers, slice(first + index, first + index + 1))
-        sums = TargetSums(stack, ids)
+        sums = TargetSums(stack, ids[None])
         for block in weight_blocks(stack, memory_for(stack)):
             sums.add(block)
         target = sums.result()["induction"]
-        masses.append(torch.unflatten(target.mass, 0, (len(layers), -1)))
-        uniform.append(target.uniform)
+        masses.append(torch.unflatten(target.mass.cpu(), 0, (len(layers), -1)))
+        uniform.append(float(target.uniform))
     return {"induction": torch.stack(masses).mean(0), "induction_uniform": torch.tensor(uniform).mean()}
 
 

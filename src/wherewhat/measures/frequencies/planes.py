@@ -11,24 +11,12 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.swaps import SCORES, TAU
+from wherewhat.measures.swaps.dense import score_all_swaps, takes_all
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import QueryLogits, consecutive, keys_before, on_device, query_logits
 from wherewhat.measures.swaps.scores import score_swaps
 from wherewhat.measures.tensors import per_query_head
 from wherewhat.scores import Column, Scores
-
-
-def partial_logits(attention: LayerAttention, query: int, keys: Tensor, dims: Tensor) -> Tensor:
-    """Return contributions of groups of head dimensions to the logits of one query, ``(heads, keys, groups)`` float64.
-
-    ``dims`` ``(groups, width)`` are the dimensions of each group. Over all groups the contributions sum to ``scale ·
-    rot_q · rot_k``, the logits before soft-cap and bias.
-    """
-    dims = dims.to(attention.rot_q.device)
-    q = attention.rot_q[0, :, query].double()[:, dims]  # (heads, groups, width)
-    k = attention.rot_k[0][:, keys].double()[..., dims]  # (kv_heads, keys, groups, width)
-    shared = q.view(attention.kv_heads, -1, *q.shape[1:])
-    return torch.einsum("khpw,knpw->khnp", shared, k).flatten(0, 1) * attention.scale
 
 
 def dimensions(attention: LayerAttention) -> list[Tensor]:
@@ -98,11 +86,13 @@ def _ids_like(use: Tensor, inv_freq: Tensor) -> Tensor:
     return on_device(tuple(frequency_ids(inv_freq).int().tolist()), use.device).double()
 
 
-_ENTRIES = 2**21
-"""Pairs of planes and keys processed at a time, 32 bytes each."""
+_ENTRIES = {"cpu": 2**21, "cuda": 2**26}
+"""Logits of planes with keys processed at a time, 32 bytes each."""
 
 
-def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip: int = 0) -> tuple[Tensor, Tensor]:
+def plane_swaps(
+    attention: LayerAttention, queries: Sequence[int], *, tau: float = TAU, skip: int = 0
+) -> tuple[Tensor, Tensor]:
     """Return positional and symbolic scores of every plane of every head, each treated as a head.
 
     A plane's logits are its contribution to those of its head, before soft-cap and bias, which do not consist of
@@ -110,61 +100,92 @@ def plane_swaps(attention: LayerAttention, query: int, *, tau: float = TAU, skip
 
     Args:
         attention: One layer of a pass over one text without cache, with rotation, whose keys each depend on one token.
-        query: Position of the query.
+        queries: Positions of the queries.
         tau: Temperature of the swap weights.
         skip: Number of first keys that are never swapped.
 
     Returns:
-        Positional and symbolic scores, ``(heads, planes)`` each; the unrotated dimensions are the last plane.
+        Positional and symbolic scores, ``(heads, queries, planes)`` each; the unrotated dimensions are the last plane.
     """
     if tau <= 0:
         raise MeasureError(f"tau={tau} must be positive: it divides weight differences")
-    swaps = [score_swaps(planes, taus=(tau,)) for planes in plane_queries(attention, query, skip=skip)]
-    s_pos, s_sym = (
-        # (kv_heads · planes, heads of a key head) to (heads, planes)
-        torch.cat([torch.unflatten(x[..., 0], 0, (attention.kv_heads, -1)).mT.flatten(0, 1) for x in parts], 1)
-        for parts in zip(*((scores.s_pos, scores.s_sym) for scores in swaps), strict=True)
-    )
-    return s_pos, s_sym
-
-
-def plane_queries(attention: LayerAttention, query: int, *, skip: int = 0) -> Iterator[QueryLogits]:
-    """Yield one query's planes as heads, some planes at a time, then the unrotated dimensions.
-
-    Groups are ``kv_heads · planes``, grouped by key head. Summed over planes, ``logits`` are those of
-    :func:`~wherewhat.measures.swaps.logits.query_logits` before soft-cap and bias.
-    """
     if attention.rotation is None:
         raise MeasureError(f"layer {attention.layer} does not rotate its queries and keys: it has no planes")
-    ((_, whole),) = query_logits(attention, [query], skip=skip)
-    (keys,) = keys_before(attention, [query], skip=skip)
-    step = max(1, _ENTRIES // (attention.heads * len(keys)))
-    first = 0  # complex plane
-    for dims in (part for kind in dimensions(attention) for part in torch.split(kind, step)):
-        planes, width = len(dims), (dims.shape[1] + 1) // 2
-        part = slice(first, first + planes * width)
-        first += planes * width
-
-        def split(x: Tensor, part: slice = part, planes: int = planes) -> Tensor:
-            """Move planes of ``(kv_heads or 1, n, all planes)`` to the groups."""
-            return torch.unflatten(x[..., part], -1, (planes, -1)).movedim(2, 1).flatten(0, 1)
-
-        logits = partial_logits(attention, query, keys, dims)  # (heads, keys, planes)
-        logits = torch.unflatten(logits, 0, (attention.kv_heads, -1)).movedim(-1, 1).flatten(0, 1)
-        yield QueryLogits(
-            q=split(whole.q),
-            k=split(whole.k),
-            turns=split(whole.turns.expand(attention.kv_heads, -1, -1)),
-            counts=whole.counts,
-            logits=logits,
-            weights=logits.softmax(-1),
+    planes = sum(len(dims) for dims in dimensions(attention))
+    shape = 2, attention.heads, len(queries), planes
+    scores = torch.empty(shape, dtype=torch.float64, device=attention.rot_q.device)
+    for columns, first, part in plane_queries(attention, queries, skip=skip):
+        swaps = (
+            score_all_swaps(part, taus=(tau,))[0]
+            if takes_all(part.counts, (tau,), part.k.device)
+            else score_swaps(part, taus=(tau,), effective=False)
         )
+        index = slice(None) if len(columns) == len(queries) else on_device(tuple(columns), scores.device)
+        for values, result in zip(scores, (swaps.s_pos, swaps.s_sym), strict=True):
+            # (kv_heads · planes, heads of a key head · queries) to (heads, queries, planes)
+            by_head = torch.unflatten(result[..., 0], 0, (attention.kv_heads, -1)).mT
+            values[:, index, first : first + by_head.shape[-1]] = by_head.reshape(attention.heads, len(columns), -1)
+    return scores[0], scores[1]
+
+
+def plane_queries(
+    attention: LayerAttention, queries: Sequence[int], *, skip: int = 0
+) -> Iterator[tuple[list[int], int, QueryLogits]]:
+    """Yield planes of a layer that rotates as heads: some planes at a time, then the unrotated dimensions.
+
+    Summed over planes, ``logits`` are those of :func:`~wherewhat.measures.swaps.logits.query_logits` before soft-cap
+    and bias.
+
+    Yields:
+        Indices into ``queries``, the first plane, and logits with ``kv_heads · planes`` groups, grouped by key head.
+    """
+    device = attention.rot_q.device
+    keys_of = keys_before(attention, queries, skip=skip)
+    for columns, whole in query_logits(attention, queries, skip=skip):
+        keys = consecutive(max((keys_of[x] for x in columns), key=len))
+        rows = on_device(tuple(queries[x] for x in columns), device)
+        rot_q = attention.rot_q[0][:, rows].double().reshape(attention.kv_heads, -1, attention.rot_q.shape[-1])
+        rot_k = attention.rot_k[0][:, keys].double()
+        hidden = torch.arange(rot_k.shape[1], device=device) >= on_device(whole.counts, device)[:, None]
+        entries = _ENTRIES.get(device.type, _ENTRIES["cpu"])
+        step = max(1, entries // (rot_q.shape[0] * rot_q.shape[1] * rot_k.shape[1]))
+        turns = whole.turns.expand(attention.kv_heads, -1, -1)
+        first = plane = 0  # complex number, and plane
+        for dims in (part for kind in dimensions(attention) for part in torch.split(kind, step)):
+            planes, width = len(dims), (dims.shape[1] + 1) // 2
+            part = slice(first, first + planes * width)
+            index = on_device(tuple(dims.flatten().tolist()), device)
+
+            def split(x: Tensor, part: slice = part, planes: int = planes) -> Tensor:
+                """Move planes of ``(kv_heads, n, all planes)`` to the groups."""
+                return torch.unflatten(x[..., part], -1, (planes, -1)).movedim(2, 1).flatten(0, 1)
+
+            q, k = (
+                torch.unflatten(x[..., index], -1, tuple(dims.shape)).movedim(2, 1).flatten(0, 1)
+                for x in (rot_q, rot_k)
+            )
+            logits = (q @ k.mT) * attention.scale  # (kv_heads · planes, rows, keys)
+            yield (
+                columns,
+                plane,
+                QueryLogits(
+                    q=split(whole.q),
+                    k=split(whole.k),
+                    turns=split(turns),
+                    counts=whole.counts,
+                    logits=logits,
+                    weights=logits.masked_fill(hidden, -torch.inf).softmax(-1),
+                ),
+            )
+            first, plane = first + planes * width, plane + planes
 
 
 def layer_frequencies(
     attention: LayerAttention, queries: Sequence[int], *, tau: float, sink_tokens: int, scored: bool
 ) -> Scores:
     """Return scores and curves of one layer that rotates, of a pass over one text, averaged over queries.
+
+    They stay on the layer's device. The layer may be the merged one of several texts.
 
     Unless it is ``scored``, which takes keys that each depend on one token, its swap scores are NaN; so are those
     without the sink if no query has two keys after it.
@@ -176,7 +197,7 @@ def layer_frequencies(
         "mean_frequency_softmax": mean_frequency_softmax(use, inv_freq),
         "mean_frequency": mean_frequency(use, inv_freq),
     }
-    nothing = torch.full((attention.heads, planes), torch.nan, dtype=torch.float64)
+    nothing = torch.full((attention.heads, planes), torch.nan, dtype=torch.float64, device=use.device)
     single = dict.fromkeys(SCORES, nothing)
     if scored:
         swaps = layer_swaps(attention, queries, tau=tau, sink_tokens=sink_tokens)
@@ -184,9 +205,9 @@ def layer_frequencies(
         heads["effective_swaps"] = swaps.effective.mean(-1)
         later = [query for query in queries if query >= sink_tokens + 2]
         for names, skip, chosen in ((SCORES[:2], 0, queries), (SCORES[2:], sink_tokens, later)):
-            by_query = [plane_swaps(attention, query, tau=tau, skip=skip) for query in chosen]
-            means = (torch.stack(x).mean(0).cpu() for x in zip(*by_query, strict=True))
-            single |= dict(zip(names, means, strict=False))  # none without queries
+            if chosen:
+                means = (x.mean(1) for x in plane_swaps(attention, chosen, tau=tau, skip=skip))
+                single |= dict(zip(names, means, strict=True))
     else:
         heads |= dict.fromkeys((*SCORES, "effective_swaps"), nothing[:, 0])
     heads |= {f"{name}_rest": values[:, planes] for name, values in single.items() if values.shape[1] > planes}

@@ -266,7 +266,7 @@ def layer_scores(stats: PatternStatistics) -> tuple[dict[str, Tensor], dict[str,
     heads = {"slash_max": slashes.largest, "slash_lag": slashes.lag, "previous_token": slashes.by_lag[:, 1]}
     heads |= {name: target.mass for name, target in targets.items()}
     heads |= {"retrieval_argmax": stats.retrieval.hits} | stats.rank_one
-    controls = {
+    controls: dict[str, float | Tensor] = {
         "slash_max_uniform": slashes.largest_uniform,
         "previous_token_uniform": slashes.uniform[1],
         **{f"{name}_uniform": target.uniform for name, target in targets.items()},

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ from wherewhat.measures.swaps import TAU, scores
 from wherewhat.measures.swaps.logits import QueryLogits, block_logits, on_device, to_real
 from wherewhat.measures.swaps.scores import Blocks, SwapScores, cosine_parts, swap_entropy
 
-_ENTRIES = {"cpu": 2**18, "cuda": 2**24}
-"""Swaps computed at a time, to fit into a processor's cache or a GPU's memory."""
+_PANEL = {"cpu": 512, "cuda": 8192}
+"""Side of the largest matrix of logits, and of a square with the logits of several queries that are held at a time."""
 
 _HELD = 32
 """Bytes of intermediate results for each logit of a content at a position."""
@@ -32,7 +33,7 @@ _DENSE = 1024
 
 
 _NEGLIGIBLE = 50.0
-"""Negative logarithm of factors of α that count as 0, so that products with cosines are never subnormal, which is slow."""
+"""Factors of α below ``e^-50`` count as 0: products with cosines are then never subnormal numbers, which are slow."""
 
 
 def takes_all(counts: tuple[int, ...], taus: tuple[float, ...], device: torch.device) -> bool:
@@ -43,18 +44,16 @@ def takes_all(counts: tuple[int, ...], taus: tuple[float, ...], device: torch.de
     return (device.type == "cuda" and max(counts) <= _DENSE) or max(taus) * math.log(2 / scores.LEFT_OUT) >= 1
 
 
-def dense_constants(
-    counts: tuple[int, ...], taus: tuple[float, ...], block: int, device: torch.device
-) -> list[Tensor]:
-    """Return the tensors that :func:`score_all_swaps` keeps for queries with some numbers of keys."""
-    chosen = [tuple(rows) for rows, _ in _alike([count // block for count in counts])]
-    return [*(on_device(rows, device) for rows in chosen), *(_inverse(x, device) for x in _temperatures(taus))]
+def dense_constants(counts: tuple[int, ...], taus: tuple[float, ...], device: torch.device) -> list[Tensor]:
+    """Return the tensors that are kept for single keys and blocks of queries with some numbers of keys."""
+    temperatures = (*_temperatures(taus), *_temperatures(taus[:1]))
+    rows = [on_device(tuple(chosen), device) for chosen, _ in _alike(list(counts))]
+    return [*rows, on_device(counts, device), *(_inverse(x, device) for x in temperatures)]
 
 
 def dense_memory(queries: int, keys: int, device: torch.device) -> int:
     """Return an upper bound on the bytes of intermediate results of :func:`score_all_swaps`."""
-    entries = 4 * _ENTRIES.get(device.type, _ENTRIES["cpu"])
-    return _HELD * max(keys**2, min(entries, queries * keys**2))
+    return _HELD * min(_PANEL.get(device.type, _PANEL["cpu"]), queries * keys) ** 2
 
 
 @torch.no_grad()
@@ -71,13 +70,12 @@ def score_all_swaps(
     """
     rows, sink = query.q.shape[1], query.sink if block == 1 else 0  # longer blocks begin elsewhere without the sink
     number = len(taus) + bool(sink)
-    shape = (*query.q.shape[:2], 2 * number + 1)
-    columns = torch.full(shape, torch.nan, dtype=torch.float64, device=query.k.device)
+    columns = _nothing(query, 2 * number + 1)
     blocks = Blocks.of(query, block)
     for chosen, most in _alike([count // block for count in query.counts]):
         index = slice(None) if len(chosen) == rows else on_device(tuple(chosen), columns.device)
         columns[:, index] = _columns(blocks, index, most, taus, sink)
-    s_pos, s_sym, effective = columns.split([number, number, 1], -1)
+    s_pos, s_sym, effective = torch.split(columns, [number, number, 1], -1)
     if query.sink and not sink:
         later, _ = score_all_swaps(query.without_sink(), taus=taus[:1], block=block)
         without = torch.cat([later.s_pos, later.s_sym], -1)
@@ -87,6 +85,74 @@ def score_all_swaps(
     effective = effective[..., 0]
     nothing = torch.zeros_like(effective).masked_fill(effective.isnan(), torch.nan)  # NaN with fewer than two blocks
     return SwapScores(s_pos[..., : len(taus)], s_sym[..., : len(taus)], nothing, nothing + 1, effective), without
+
+
+@torch.no_grad()
+def score_block_sizes(query: QueryLogits, tau: float, sizes: tuple[int, ...]) -> Tensor:
+    """Return both scores from all swaps of blocks of several sizes, ``(groups, rows, 2, sizes)``.
+
+    Sizes are ascending: logits of blocks follow from those of smaller ones whose size is a divisor.
+    """
+    rows, columns = query.q.shape[1], _nothing(query, 2 * len(sizes))
+    by_size = {size: Blocks.of(query, size) for size in sizes}
+    for chosen, most in _alike(list(query.counts)):
+        index = slice(None) if len(chosen) == rows else on_device(tuple(chosen), columns.device)
+        possible = [size for size in sizes if most >= 2 * size]
+        if not possible:
+            continue
+        orders = [_Order.of(by_size[size], index, most // size, (tau,), 0) for size in possible]
+        sums: list[list[Tensor]] = [[] for _ in possible]
+        panel, side = (by_size[sizes[0]].limit(x) for x in (_PANEL, _SIDE))
+        for part, k, placed, bias in _parts(query, index, most, panel):
+            known: dict[int, Tensor] = {}
+            for size, order, of_size in zip(possible, orders, sums, strict=True):
+                smaller = [x for x in known if size % x == 0]
+                known[size] = (
+                    _in_larger_blocks(known[smaller[-1]], size // smaller[-1])
+                    if smaller
+                    else block_logits(_split(k, size), _split(placed, size), _split_bias(bias, size), query.softcap)
+                )
+                own = order[part]
+                logits = _in_order(known[size], own.order).mul_(0.5)
+                of_size.append(_sums(partial(_part_of, logits), own, panel, side))
+        for size, order, of_size in zip(possible, orders, sums, strict=True):
+            column = sizes.index(size)
+            scores = torch.unflatten(order.scores(torch.cat(of_size, 1)), 0, (len(query.k), -1))  # (groups, rows, 2)
+            columns[:, index, column :: len(sizes)] = scores
+    return torch.unflatten(columns, -1, (2, -1))
+
+
+def _nothing(query: QueryLogits, columns: int) -> Tensor:
+    """Return NaN for all queries, ``(groups, rows, columns)`` float64."""
+    return torch.full((*query.q.shape[:2], columns), torch.nan, dtype=torch.float64, device=query.k.device)
+
+
+def _split(x: Tensor, size: int) -> Tensor:
+    """Return ``(queries, keys, d)`` as blocks, ``(queries, size, blocks, d)``."""
+    used = x.shape[1] // size * size
+    return torch.unflatten(x[:, :used], 1, (-1, size)).transpose(1, 2)
+
+
+def _split_bias(bias: Tensor | None, size: int) -> Tensor | None:
+    """Return the bias of positions ``(queries, 1, keys)`` as blocks, ``(queries, size, 1, blocks)``."""
+    return None if bias is None else _split(bias.mT, size).mT
+
+
+def _in_larger_blocks(matrix: Tensor, number: int) -> Tensor:
+    """Return logits of blocks of ``number`` blocks, from those of the smaller ones, ``(queries, blocks, blocks)``."""
+    used = matrix.shape[-1] // number * number
+    return torch.stack([matrix[:, x:used:number, x:used:number] for x in range(number)], 1).logsumexp(1)
+
+
+def _part_of(matrix: Tensor, rows: slice, columns: slice) -> Tensor:
+    """Return some rows and columns of ``matrix`` ``(queries, blocks, blocks)``."""
+    return matrix[:, rows, columns]
+
+
+def _in_order(matrix: Tensor, order: Tensor) -> Tensor:
+    """Return ``matrix`` ``(queries, blocks, blocks)`` with rows and columns in an order ``(queries, blocks)``."""
+    rows = matrix.gather(1, order[:, :, None].expand_as(matrix))
+    return rows.gather(2, order[:, None].expand_as(matrix))
 
 
 def _alike(counts: list[int]) -> Iterator[tuple[list[int], int]]:
@@ -99,6 +165,64 @@ def _alike(counts: list[int]) -> Iterator[tuple[list[int], int]]:
         yield sorted(chosen), most
 
 
+@dataclass(frozen=True)
+class _Order:
+    """Blocks of some queries in ascending order of their weights.
+
+    α of a swap of i < j is a product of one factor of each. Blocks that are not seen come last.
+
+    Attributes:
+        order: Index of the blocks, ``(queries, blocks)``.
+        logits: Half their logits, centred, ``(queries, blocks)``.
+        rise: Factors of the larger weights, ``(queries, temperatures, blocks)``.
+        fall: Factors of the smaller weights.
+        total: Sum of α over all swaps, ``(queries, temperatures)`` float64.
+        effective: Effective number of swaps at the first temperature, ``(queries,)`` float64.
+    """
+
+    order: Tensor
+    logits: Tensor
+    rise: Tensor
+    fall: Tensor
+    total: Tensor
+    effective: Tensor
+
+    @classmethod
+    def of(cls, blocks: Blocks, rows: slice | Tensor, most: int, taus: tuple[float, ...], sink: int) -> _Order:
+        """Return the order of some rows with at most ``most`` blocks; see :func:`_columns`."""
+        groups, device, dtype = len(blocks.logits), blocks.logits.device, blocks.query.k.real.dtype
+        logits, weights = (x[:, rows, :most].flatten(0, 1) for x in (blocks.logits, blocks.weights))
+        seen = blocks.seen[rows, :most].repeat(groups, 1)
+        weights, order = weights.masked_fill(~seen, torch.inf).sort()
+        taken = seen[:, None].expand(-1, len(taus), -1)
+        plain, repeated = _temperatures(taus)
+        if sink:
+            taken = torch.cat([taken, (seen & (order >= sink))[:, None]], 1)
+        weights = weights[:, None]
+        highest = weights.masked_fill(~taken, -torch.inf).amax(-1, keepdim=True)
+        lowest = weights.masked_fill(~taken, torch.inf).amin(-1, keepdim=True)
+        scale = _inverse(repeated if sink else plain, device)
+        exponents = [(x * scale).clamp_(-_NEGLIGIBLE, 0) for x in (weights - highest, lowest - weights)]
+        rise, fall = (x.exp().masked_fill_(~taken | (x <= -_NEGLIGIBLE), 0.0) for x in exponents)
+        effective = swap_entropy(*(x[:, 0] for x in (*exponents, rise, fall))).exp()
+        total = (rise[..., 1:] * fall.cumsum(-1)[..., :-1]).sum(-1)
+        logits = logits.gather(-1, order).masked_fill_(~seen, 0)
+        logits = (logits - logits.mean(-1, keepdim=True)) / 2  # centred: the logits may be large
+        # With one block or none there is no swap.
+        effective = effective.masked_fill(seen.sum(-1) < 2, torch.nan)
+        logits, rise, fall = (x.to(dtype) for x in (logits, rise, fall))
+        return cls(order, logits, rise, fall, total, effective)
+
+    def __getitem__(self, queries: slice) -> _Order:
+        """Return some of the queries."""
+        return _Order(**{name: x[queries] for name, x in vars(self).items()})
+
+    def scores(self, sums: Tensor) -> Tensor:
+        """Return positional scores by temperature, then symbolic ones, from :func:`_sums`, ``(queries, columns)``."""
+        middle, apart = sums / self.total
+        return torch.cat([middle + apart, middle - apart], -1).clamp_(0, 1)
+
+
 def _columns(blocks: Blocks, rows: slice | Tensor, most: int, taus: tuple[float, ...], sink: int) -> Tensor:
     """Return both scores by temperature, then the effective number of swaps, of some rows, ``(groups, rows, columns)``.
 
@@ -109,54 +233,52 @@ def _columns(blocks: Blocks, rows: slice | Tensor, most: int, taus: tuple[float,
         taus: Temperatures; the first one again without the sink, if there is one.
         sink: Number of first blocks that are the sink.
     """
-    query, groups, device, dtype = blocks.query, len(blocks.logits), blocks.logits.device, blocks.query.k.real.dtype
-    logits, weights = (x[:, rows, :most].flatten(0, 1) for x in (blocks.logits, blocks.weights))  # (queries, blocks)
-    seen = blocks.seen[rows, :most].repeat(groups, 1)
-    # In ascending order of weights, α of a swap of i < j is a product of one factor of each. Blocks that are not seen
-    # come last.
-    weights, order = weights.masked_fill(~seen, torch.inf).sort()
-    taken = seen[:, None].expand(-1, len(taus), -1)
-    plain, repeated = _temperatures(taus)
-    if sink:
-        taken = torch.cat([taken, (seen & (order >= sink))[:, None]], 1)
-    weights = weights[:, None]
-    highest = weights.masked_fill(~taken, -torch.inf).amax(-1, keepdim=True)
-    lowest = weights.masked_fill(~taken, torch.inf).amin(-1, keepdim=True)
-    scale = _inverse(repeated if sink else plain, device)
-    exponents = [(x * scale).clamp_(-_NEGLIGIBLE, 0) for x in (weights - highest, lowest - weights)]
-    rise, fall = (x.exp().masked_fill_(~taken | (x <= -_NEGLIGIBLE), 0.0) for x in exponents)
-    effective = swap_entropy(*(x[:, 0] for x in (*exponents, rise, fall))).exp()
-    total = (rise[..., 1:] * fall.cumsum(-1)[..., :-1]).sum(-1)  # (queries, temperatures)
-    logits = logits.gather(-1, order).masked_fill_(~seen, 0)
-    logits = (logits - logits.mean(-1, keepdim=True)) / 2  # centred: the logits may be large
-    logits, rise, fall = (x.to(dtype) for x in (logits, rise, fall))
-    q, bias = query.q[:, rows].flatten(0, 1), None if query.bias is None else query.bias[:, rows].flatten(0, 1)
-    group = torch.arange(groups, device=device).repeat_interleave(len(q) // groups)
-    keys = blocks.keys(order).transpose(1, 2)  # (queries, size, blocks)
-    k, turns = to_real(query.k), query.turns.conj()
-    panel = 2 * math.isqrt(blocks.limit(_ENTRIES))
-    step = max(1, (panel // min(panel, most)) ** 2)
+    query, size = blocks.query, blocks.size
+    order = _Order.of(blocks, rows, most, taus, sink)
+    keys = blocks.keys(order.order).transpose(1, 2)  # (queries, size, blocks)
+    panel, side = (blocks.limit(x) for x in (_PANEL, _SIDE))
     sums = []
-    for start in range(0, len(order), step):
-        part = slice(start, start + step)
-        placed = to_real(q[part, None] * (turns if len(turns) == 1 else turns[group[part]]))
-        every = torch.arange(len(placed), device=device)
+    for part, k, placed, bias in _parts(query, rows, most * size, panel, most):
         tokens = _Tokens(
-            _rows(k, group[part], keys[part]),
-            _rows(placed, every, keys[part]),
-            None if bias is None else _rows(bias[part, :, None], every, keys[part]).mT,
+            _rows(k, keys[part]),
+            _rows(placed, keys[part]),
+            None if bias is None else _rows(bias.mT, keys[part]).mT,
             query.softcap,
         )
-        sums.append(_sums(tokens, logits[part], rise[part], fall[part], panel, blocks.limit(_SIDE)))
-    middle, apart = torch.cat(sums, 1) / total
-    both = (x.clamp(0, 1) for x in (middle + apart, middle - apart))
-    return torch.cat([*both, effective[:, None]], -1).unflatten(0, (groups, -1))
+        sums.append(_sums(tokens.logits, order[part], panel, side))
+    scores = order.scores(torch.cat(sums, 1))
+    return torch.unflatten(torch.cat([scores, order.effective[:, None]], -1), 0, (len(query.k), -1))
 
 
-def _rows(x: Tensor, first: Tensor, keys: Tensor) -> Tensor:
-    """Return entries ``keys`` ``(queries, size, blocks)`` of ``x[first]``, ``(queries, size, blocks, d)``."""
-    index = keys + first[:, None, None] * x.shape[1]
-    return x.flatten(0, 1).index_select(0, index.flatten()).view(*keys.shape, -1)
+def _parts(
+    query: QueryLogits, rows: slice | Tensor, keys: int, panel: int, width: int | None = None
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
+    """Yield some queries at a time: their index, contents, the queries at all positions, and bias.
+
+    Contents and placed queries are ``(queries, keys, d)``, bias is ``(queries, 1, keys)``.
+
+    Args:
+        query: Queries and their keys.
+        rows: Index of the rows.
+        keys: Number of keys.
+        panel: Side of the largest matrix of logits of one query.
+        width: Side of the matrix of each query; ``keys`` by default.
+    """
+    q, device = query.q[:, rows].flatten(0, 1), query.k.device
+    bias = None if query.bias is None else query.bias[:, rows, None, :keys].flatten(0, 1)
+    group = torch.arange(len(query.k), device=device).repeat_interleave(len(q) // len(query.k))
+    k, turns = to_real(query.k[:, :keys]), query.turns[:, :keys].conj()
+    step = max(1, (panel // min(panel, width or keys)) ** 2)
+    for start in range(0, len(q), step):
+        part = slice(start, start + step)
+        placed = to_real(q[part, None] * (turns if len(turns) == 1 else turns[group[part]]))
+        yield part, k[group[part]], placed, None if bias is None else bias[part]
+
+
+def _rows(x: Tensor, keys: Tensor) -> Tensor:
+    """Return rows ``keys`` ``(queries, size, blocks)`` of ``x`` ``(queries, n, d)``, ``(queries, size, blocks, d)``."""
+    first = torch.arange(len(x), device=x.device)[:, None, None] * x.shape[1]
+    return x.reshape(-1, x.shape[-1]).index_select(0, (keys + first).flatten()).view(*keys.shape, -1)
 
 
 def _temperatures(taus: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -194,35 +316,39 @@ class _Tokens:
         return block_logits(self.contents[:, :, contents], self.placed[:, :, positions], bias, self.softcap).mul_(0.5)
 
 
-def _sums(tokens: _Tokens, logits: Tensor, rise: Tensor, fall: Tensor, panel: int, side: int) -> Tensor:
+def _sums(logits: Callable[[slice, slice], Tensor], order: _Order, panel: int, side: int) -> Tensor:
     """Return sums of α times both :func:`cosine_parts`, ``(2, queries, temperatures)`` float64.
 
     Args:
-        tokens: Keys.
-        logits: Half the logits of blocks, ``(queries, blocks)``.
-        rise: Factors of the larger weights, ``(queries, temperatures, blocks)``.
-        fall: Factors of the smaller weights.
+        logits: Function that returns half the logits of contents of some blocks at positions of others, ``(queries,
+            contents, positions)``.
+        order: The blocks.
         panel: Blocks whose logits at each other's positions are held at a time.
         side: Side of the tiles along the diagonal.
     """
+    rise, fall, before, count = order.rise, order.fall, order.logits, order.logits.shape[1]
     sums = torch.zeros(2, *rise.shape[:2], dtype=torch.float64, device=rise.device)
     once = torch.ones(side, side, dtype=rise.dtype, device=rise.device).tril_(-1)
-    panels = [slice(start, min(start + panel, logits.shape[1])) for start in range(0, logits.shape[1], panel)]
+    panels = [slice(start, min(start + panel, count)) for start in range(0, count, panel)]
 
     def add(j: slice, i: slice, there: Tensor, here: Tensor) -> None:
         """Add swaps of blocks j and i, from half the logits of contents of j at positions of i, and of i at j."""
-        counted = once[: len(there[0]), : len(there[0])] if i == j else None
-        both = cosine_parts(logits[:, None, i] - logits[:, j, None], there - here.mT, counted)
+        counted = once[: there.shape[1], : there.shape[1]] if i == j else None
+        both = cosine_parts(before[:, None, i] - before[:, j, None], there - here.mT, counted)
         for total, cosines in zip(sums, both, strict=True):
             total += (rise[..., j] @ cosines).mul_(fall[..., i]).sum(-1, dtype=torch.float64)
 
     for j, i in itertools.combinations(reversed(panels), 2):
-        add(j, i, tokens.logits(j, i), tokens.logits(i, j))
+        add(j, i, logits(j, i), logits(i, j))
     for own in panels:
-        matrix = tokens.logits(own, own)
+        matrix = logits(own, own)
         for j, i in _tiles(own.stop - own.start, side):
-            add(*(slice(own.start + x.start, own.start + x.stop) for x in (j, i)), matrix[:, j, i], matrix[:, i, j])
+            add(_moved(j, own.start), _moved(i, own.start), matrix[:, j, i], matrix[:, i, j])
     return sums
+
+
+def _moved(part: slice, by: int) -> slice:
+    return slice(part.start + by, part.stop + by)
 
 
 @functools.cache
@@ -231,5 +357,5 @@ def _tiles(count: int, side: int) -> list[tuple[slice, slice]]:
     if count <= side:
         return [(slice(0, count), slice(0, count))]
     half = (count + 1) // 2
-    later = [tuple(slice(x.start + half, x.stop + half) for x in tile) for tile in _tiles(count - half, side)]
+    later = [(_moved(j, half), _moved(i, half)) for j, i in _tiles(count - half, side)]
     return [(slice(half, count), slice(0, half)), *_tiles(half, side), *later]

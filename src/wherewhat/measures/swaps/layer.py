@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,13 @@ from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.graphs import launched
 from wherewhat.measures.swaps import TAU
-from wherewhat.measures.swaps.dense import dense_constants, dense_memory, score_all_swaps, takes_all
+from wherewhat.measures.swaps.dense import (
+    dense_constants,
+    dense_memory,
+    score_all_swaps,
+    score_block_sizes,
+    takes_all,
+)
 from wherewhat.measures.swaps.deviations import Pieces, logit_deviations
 from wherewhat.measures.swaps.logits import (
     QueryLogits,
@@ -77,7 +83,8 @@ class Swaps:
 
     def cpu(self) -> Swaps:
         """Return the same on the CPU."""
-        return Swaps(**{name: x.cpu() if isinstance(x, Tensor) else x for name, x in vars(self).items()})
+        tensors: dict[str, Any] = {name: x.cpu() for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **tensors)
 
     def intervals(self) -> tuple[Tensor, Tensor]:
         """Return 95 % Student intervals over queries of the mean positional and symbolic score, ``(heads, 2)`` each.
@@ -102,8 +109,8 @@ def layer_swaps(
 ) -> Swaps:
     """Return swap scores of every head of a captured layer whose keys each depend on one token.
 
-    The layer is one of a pass over one text without cache; the options are those of :func:`swap_scores`. The scores stay
-    on its device.
+    The layer is one of a pass over one text without cache; the options are those of :func:`swap_scores`. The scores
+    stay on its device.
     """
     if tau <= 0 or any(t <= 0 for t in taus):
         raise MeasureError(f"tau={min((tau, *taus))} must be positive: it divides weight differences")
@@ -116,7 +123,7 @@ def layer_swaps(
     for columns, values in _scored(attention, queries, skip, sink_tokens, taus, block, blocks):
         index = slice(None) if len(columns) == len(queries) else on_device(tuple(columns), every.device)
         every[:, index] = values.reshape(heads, len(columns), -1)
-    s_pos, s_sym, others, by_block = every.split([len(taus), len(taus), 8, 2 * len(blocks)], -1)
+    s_pos, s_sym, others, by_block = torch.split(every, [len(taus), len(taus), 8, 2 * len(blocks)], -1)
     bound, kept, effective, exclusion, s_pos_logits, s_sym_logits, *no_sink = others.unbind(-1)
     return Swaps(
         queries=tuple(queries),
@@ -189,7 +196,7 @@ def _scored(
         """Return the constants that the recorded kernels read."""
         constants = [on_device(x, device) for x in (tuple(queries), counts, later)]
         if dense:
-            constants += [x for size in (1, *blocks) for x in dense_constants(counts, taus, size, device)]
+            constants += dense_constants(counts, taus, device)
         return *constants, Pieces.of(counts, max(counts), device)
 
     tensors = attention.rot_q, attention.rot_k, attention.positions.to(device), rotation.frequencies(device)
@@ -208,13 +215,12 @@ def _scored(
         yield list(range(len(queries))), values
         return
     complete = bool(values[0, 0, -1])  # waits for the GPU
-    columns = [values[..., :-1]]
+    values = values[..., :-1]
     if not complete or blocks:
         logits = logits_of(*tensors)
-        if not complete:
-            columns = [_every_column(logits, taus, 1, ())]
-        columns += _block_columns(logits, columns[0], taus, 1, blocks)
-    yield list(range(len(queries))), torch.cat(columns, -1)
+        values = values if complete else _every_column(logits, taus, 1, ())
+        values = torch.cat([values, *_block_columns(logits, values, taus, 1, blocks)], -1)
+    yield list(range(len(queries))), values
 
 
 def _first_columns(logits: QueryLogits, taus: tuple[float, ...]) -> Tensor:
@@ -225,7 +231,7 @@ def _first_columns(logits: QueryLogits, taus: tuple[float, ...]) -> Tensor:
     scores, complete = Pivots.of(logits, taus, 1).first_scores()
     columns = [_columns(scores), _deviation_columns(logits, 1)]
     if logits.sink:
-        without, also = Pivots.of(logits.without_sink(), taus[:1], 1).first_scores()
+        without, also = Pivots.of(logits.without_sink(), taus[:1], 1).first_scores(effective=False)
         columns += [without.s_pos, without.s_sym]
         complete = complete & also
     else:
@@ -252,22 +258,19 @@ def _every_column(logits: QueryLogits, taus: tuple[float, ...], block: int, bloc
 def _block_columns(
     logits: QueryLogits, columns: Tensor, taus: tuple[float, ...], block: int, blocks: tuple[int, ...]
 ) -> list[Tensor]:
-    """Return ``s_pos`` and ``s_sym`` at the first temperature with other block sizes, ``(groups, rows, sizes)`` each."""
-    by_size = []
-    for size in blocks:
-        if size == block:  # the columns of all results
-            by_size.append(columns[..., : 2 * len(taus) : len(taus)])
-        elif max(logits.counts) < 2 * size:
-            by_size.append(torch.full_like(columns[..., :2], torch.nan))
-        else:
-            dense = takes_all(logits.counts, taus[:1], logits.k.device)
-            scores = (
-                score_all_swaps(logits, taus=taus[:1], block=size)[0]
-                if dense
-                else score_swaps(logits, taus=taus[:1], block=size)
-            )
-            by_size.append(torch.cat([scores.s_pos, scores.s_sym], -1))
-    return [torch.stack([x[..., index] for x in by_size], -1) for index in range(2)] if by_size else []
+    """Return both scores at the first temperature with other block sizes, ``(groups, rows, sizes)`` each."""
+    if not blocks:
+        return []
+    own = columns[..., : 2 * len(taus) : len(taus)]  # both scores of all results
+    others = tuple(sorted({size for size in blocks if size != block and 2 * size <= max(logits.counts)}))
+    by_size = dict.fromkeys(blocks, torch.full_like(own, torch.nan)) | {block: own}
+    if others and takes_all(logits.counts, taus[:1], logits.k.device):
+        by_size |= dict(zip(others, score_block_sizes(logits, taus[0], others).unbind(-1), strict=True))
+    else:
+        for size in others:
+            scores = score_swaps(logits, taus=taus[:1], block=size, effective=False)
+            by_size[size] = torch.cat([scores.s_pos, scores.s_sym], -1)
+    return [torch.stack([by_size[size][..., index] for size in blocks], -1) for index in range(2)]
 
 
 def _no_sink_columns(logits: QueryLogits, scores: Tensor, taus: tuple[float, ...], block: int) -> Tensor:
@@ -280,7 +283,7 @@ def _no_sink_columns(logits: QueryLogits, scores: Tensor, taus: tuple[float, ...
     without = logits.without_sink()
     if max(without.counts) < 2 * block:
         return torch.full_like(scores[..., :2], torch.nan)
-    without_sink = score_swaps(without, taus=taus[:1], block=block)
+    without_sink = score_swaps(without, taus=taus[:1], block=block, effective=False)
     return torch.cat([without_sink.s_pos, without_sink.s_sym], -1)
 
 

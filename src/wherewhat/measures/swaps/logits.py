@@ -143,15 +143,13 @@ def block_logits(x: Tensor, y: Tensor, bias: Tensor | None, softcap: float | Non
         logits = (x.transpose(0, 1).flatten(1, 2) @ y[0].mT).view(block, groups, rows, -1).transpose(0, 1)
     else:
         logits = x @ y.mT
-    logits = capped(logits, bias, softcap)
-    return logits[:, 0] if block == 1 else logits.logsumexp(1)
-
-
-def capped(logits: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:
-    """Return logits with soft-cap, then bias, if any."""
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    return logits if bias is None else logits + bias.to(logits.dtype)
+    if bias is not None:
+        logits = logits + bias.to(logits.dtype)
+    if block > 2:
+        return logits.logsumexp(1)
+    return logits[:, 0] if block == 1 else torch.logaddexp(logits[:, 0], logits[:, 1])
 
 
 _ENTRIES = {"cpu": 2**23, "cuda": 2**26}

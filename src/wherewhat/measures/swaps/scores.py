@@ -106,6 +106,7 @@ class Blocks:
 
     @classmethod
     def of(cls, query: QueryLogits, size: int) -> Blocks:
+        """Return the keys of queries in blocks of ``size``; keys left over at the end are not in them."""
         logits, weights, count = query.logits, query.weights, query.logits.shape[-1] // size
         if size > 1:
             logits, weights = (torch.unflatten(x[..., : count * size], -1, (count, size)) for x in (logits, weights))
@@ -124,7 +125,9 @@ class Blocks:
 
 
 @torch.no_grad()
-def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: int = 1) -> SwapScores:
+def score_swaps(
+    query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: int = 1, effective: bool = True
+) -> SwapScores:
     """Return exact scores from all swaps of two blocks of keys.
 
     ``s_pos = Σ α cos(v', v)`` and ``s_sym = Σ α cos(v', reversed v)`` over all swaps of blocks I < J, with
@@ -140,9 +143,10 @@ def score_swaps(query: QueryLogits, *, taus: tuple[float, ...] = (TAU,), block: 
         query: Queries and their keys.
         taus: Temperatures τ of the swap weights.
         block: Keys per block. Keys left over at the end are not swapped.
+        effective: Whether to compute the effective number of swaps; otherwise it is NaN.
     """
     pivots = Pivots.of(query, taus, block)
-    scores = pivots.scores(pivots.sums(int(pivots.each.amax())))
+    scores = pivots.scores(pivots.sums(int(pivots.each.amax())), effective=effective)
     for where, parts in _tiled_swaps(pivots.blocks, pivots.even, pivots.number, taus):
         for values, part in zip((scores.s_pos, scores.s_sym, scores.bound, scores.kept), parts, strict=True):
             values[where] = part
@@ -235,15 +239,15 @@ class Pivots:
         """Number of pivots of each group, ``(groups,)``."""
         return self.chosen.sum((-1, -2))
 
-    def first_scores(self) -> tuple[SwapScores, Tensor]:
+    def first_scores(self, *, effective: bool = True) -> tuple[SwapScores, Tensor]:
         """Return scores from the swaps of as many pivots as fit, without synchronisation, and whether these are all."""
         groups, rows, count = self.chosen.shape
         slots = min(_SLOTS * rows, self.blocks.limit(_ENTRIES) // (groups * count * self.blocks.size))
         complete = (self.each.amax() <= slots) & ~self.even.any()
-        return self.scores(self.sums(slots, everywhere=True)), complete
+        return self.scores(self.sums(slots, everywhere=True), effective=effective), complete
 
-    def scores(self, sums: Tensor) -> SwapScores:
-        """Return scores from the sums of all pivots, ``(groups, rows, 3, taus)``."""
+    def scores(self, sums: Tensor, *, effective: bool = True) -> SwapScores:
+        """Return scores from the sums of all pivots, ``(groups, rows, 3, taus)``; see :func:`score_swaps`."""
         weights, counts, seen = self.blocks.weights, self.blocks.counts, self.blocks.seen
         total, middle, apart = sums.unbind(-2)
         left = torch.empty_like(total)
@@ -259,7 +263,9 @@ class Pivots:
             s_sym=((middle - apart) / total).clamp(0, 1),
             bound=(left / (total + left)).amax(-1),
             kept=self.number * (2 * counts - self.number - 1) / (counts * (counts - 1)).double(),
-            effective=effective_swaps(weights, seen, self.taus[0]),
+            effective=effective_swaps(weights, seen, self.taus[0])
+            if effective
+            else torch.full_like(total[..., 0], torch.nan),
         )
 
     def sums(self, number: int, *, everywhere: bool = False) -> Tensor:
@@ -320,7 +326,9 @@ class Pivots:
         moved = block_logits(from_here, places, bias_there, query.softcap)
         moved = moved - block_logits(to_here, contents, bias_here, query.softcap)
         own = blocks.logits[group, row]
-        middle, apart = cosine_parts((own - own.gather(-1, block[..., None])).to(moved.dtype).mul_(0.5), moved.mul_(0.5))
+        middle, apart = cosine_parts(
+            (own - own.gather(-1, block[..., None])).to(moved.dtype).mul_(0.5), moved.mul_(0.5)
+        )
         own = blocks.weights[group, row]
         gap = own.gather(-1, block[..., None]) - own
         gap = torch.where(self.least[group, row][..., None], -gap, gap)
@@ -365,7 +373,7 @@ def _tiles(
     logits = blocks.logits[group, row].gather(-1, order)
     # Of two sorted blocks i < j, α is a product of one factor of each.
     rise, fall = (  # (m, taus, blocks)
-        torch.stack([(x / tau).clamp_(min=-80).exp_() for tau in taus], 1)  # subnormal numbers are slow
+        torch.stack([(x / tau).clamp_(min=-50).exp_() for tau in taus], 1)  # subnormal products would be slow
         for x in (weights - weights[:, -1:], weights[:, :1] - weights)
     )
     total = (rise[..., 1:] * fall.cumsum(-1)[..., :-1]).sum(-1)
@@ -393,7 +401,9 @@ def _tiles(
             placed[:, :, j], contents[:, :, i], None if bias is None else bias[:, :, j, None], query.softcap
         )
         once = torch.ones_like(moved[0]).tril_(-1) if upper == lower else None
-        for total_of, part in zip(sums, cosine_parts(logits[:, None, i] - logits[:, j, None], moved.mul_(0.5), once), strict=True):
+        for total_of, part in zip(
+            sums, cosine_parts(logits[:, None, i] - logits[:, j, None], moved.mul_(0.5), once), strict=True
+        ):
             total_of += ((rise[..., j] @ part) * fall[..., i]).sum(-1, dtype=torch.float64)
         size = j.stop - j.start
         pairs += size * (size - 1) // 2 if upper == lower else size * (i.stop - i.start)
@@ -406,7 +416,8 @@ def cosine_parts(before: Tensor, after: Tensor, counted: Tensor | None = None) -
     """Return half the sum and half the difference of two cosines of a swap; overwrites its arguments.
 
     The cosines are those of the weights ``v = (e^a, e^b)`` before the swap with the ones after it, v', and of the
-    reversed v with v'. With ``t = tanh((b - a) / 2)`` before and t' after, they are ``(1 ± t t') / √((1 + t²)(1 + t'²))``.
+    reversed v with v'. With ``t = tanh((b - a) / 2)`` before and t' after, they are
+    ``(1 ± t t') / √((1 + t²) (1 + t'²))``.
 
     Args:
         before: ``(b - a) / 2`` before the swap.
