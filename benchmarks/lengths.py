@@ -184,11 +184,12 @@ def _measure(
     probes = LengthProbes(
         subject, ids, config, list(methods.values()), encode=lambda text: loaded.tokenize(text)[prefix:]
     )
-    found["controls"] = _numbers(probes.whole) | _means(probes.heads.values())
+    (controls,) = probes.controls
+    found["controls"] = _numbers(controls.whole) | _means(layer.heads for layer in controls.layers)
     _print(f"  controls: {time.perf_counter() - started:.1f} s")
     for name, method in methods.items():
         started = time.perf_counter()
-        scores = probes.measure(method)
+        ((scores,),) = probes.measure([method])
         numbers = _numbers(scores.whole) | _means(layer.heads for layer in scores.layers)
         rises = scores.curves["rise_by_position"].values
         found["positions"] = [round(x) for x in rises[:, 0].tolist()]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.measures.measurement import Subject
+from wherewhat.captures.session import Editor
 
 Value = TypeVar("Value")
 
@@ -65,7 +65,7 @@ def in_order(hidden: Tensor, order: Tensor) -> Tensor:
 
 
 def edited_rows(
-    subject: Subject,
+    edited: Callable[[Tensor, Editor], Tensor],
     ids: Tensor,
     editor: Callable[[LayerAttention, slice], Tensor | None],
     read: Callable[[Tensor, slice], Sequence[Tensor]],
@@ -75,7 +75,7 @@ def edited_rows(
     """Run texts under an editor, some rows at a time, and return numbers of each row on the CPU, read at once.
 
     Args:
-        subject: The model.
+        edited: Returns logits of texts with layers replaced by an editor, as ``subject.edited`` does.
         ids: Tokens ``(rows, n)``.
         editor: Called with each layer and its rows; returns the output ``(rows, n, heads, d_v)``, or None.
         read: Returns numbers of each row from the logits ``(rows, n, vocabulary)`` of some rows, on their device.
@@ -83,7 +83,7 @@ def edited_rows(
     """
     numbers: list[Tensor] = []
     for rows in chunks(len(ids), most):
-        logits = subject.edited(ids[rows], lambda attention, own=rows: editor(attention, own))  # type: ignore[misc]
+        logits = edited(ids[rows], lambda attention, own=rows: editor(attention, own))  # type: ignore[misc]
         numbers += read(logits, rows)
         del logits  # logits of long texts are gigabytes, and are freed before the next pass
     return on_host(numbers)

@@ -271,7 +271,7 @@ class _ResidualRuns:
         def edit(attention: LayerAttention, chunk: slice) -> Tensor | None:
             return self._output(attention, rows[chunk])
 
-        losses = torch.stack(edited_rows(self._subject, ids, edit, read, most=self.most)).view(-1, count)
+        losses = torch.stack(edited_rows(self._subject.edited, ids, edit, read, most=self.most)).view(-1, count)
         return [losses[order.index(index)] for index in range(len(variants))]
 
     def _output(self, attention: LayerAttention, rows: Sequence[_Variant]) -> Tensor | None:

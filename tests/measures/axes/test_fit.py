@@ -8,7 +8,14 @@ import torch
 from measures.axes.dense import dense_fits, dense_logits, region
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import fit_axes
-from wherewhat.measures.axes.solver import SUBSETS, Band, Triangle, conjugate_gradients, first_residual
+from wherewhat.measures.axes.solver import (
+    SUBSETS,
+    Band,
+    Triangle,
+    conjugate_gradients,
+    first_residual,
+    solve_densely,
+)
 
 N = 26
 REGIONS = [
@@ -224,6 +231,21 @@ def test_normal_matrix_equals_the_dense_one():
         torch.testing.assert_close(normal.diagonal(), band.counts, rtol=0, atol=1e-9)
         assert torch.linalg.matrix_rank(normal, atol=1e-6) == band.rank
         assert band.pairs == len(i)
+
+
+@pytest.mark.parametrize(("n", "width"), [(60, 60), (60, 17), (24, 3)])
+def test_inverse_matrices_equal_conjugate_gradients(n, width):
+    band = Band(n, width, torch.device("cpu"))
+    pairs = region(n).tril().triu(1 - width)
+    i, j = pairs.nonzero(as_tuple=True)
+    w = dense_logits(*draw(n)) * pairs
+    sums = band.pack(torch.stack([w.diagonal(-d, 1, 2).sum(-1) for d in range(width)], -1), w.sum(-1), w.sum(-2))
+    started = [first_residual(band, sums, subset) for subset in SUBSETS]
+    solutions = solve_densely(band, torch.stack([residual for _, residual in started]))
+    for subset, start, terms in zip(SUBSETS, started, solutions, strict=True):
+        (a, b, c), (x, y, z) = band.unpack(terms), band.unpack(conjugate_gradients(band, *start))
+        other = x[:, i - j] + y[:, i] + z[:, j]
+        torch.testing.assert_close(a[:, i - j] + b[:, i] + c[:, j], other, rtol=1e-8, atol=1e-8, msg=subset)
 
 
 def test_conjugate_gradients_equal_the_dense_solve():

@@ -147,7 +147,7 @@ class LengthProbes:
             def numbers(logits: Tensor, chunk: slice) -> list[Tensor]:
                 return [read(row, index) for row, index in zip(logits, range(chunk.start, chunk.stop), strict=True)]
 
-            return edited_rows(subject, rows, lambda *_: None, numbers, most=self._most(rows.shape[1]))
+            return edited_rows(subject.edited, rows, lambda *_: None, numbers, most=self._most(rows.shape[1]))
 
         both = torch.cat([planting.planted for planting in pieces] + [planting.control for planting in pieces])
         runs = torch.stack(unmodified(both, lambda row, index: run_scores(pieces[index % len(ids)], row)))
@@ -222,7 +222,7 @@ class LengthProbes:
             return [self._read(row, own) for row, own in zip(rows[chunk], logits, strict=True)]
 
         ids = torch.cat([*kinds.values()] * len(methods))
-        numbers = edited_rows(self._subject, ids, edit, read, most=self._most(ids.shape[1]))
+        numbers = edited_rows(self._subject.edited, ids, edit, read, most=self._most(ids.shape[1]))
         by_row = dict(zip(rows, numbers, strict=True))
         measured = []
         for method, layers in enumerate(heads):

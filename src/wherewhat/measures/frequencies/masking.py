@@ -274,7 +274,7 @@ class Masking:
             return list(text_losses(logits, targets).mean(-1))
 
         ids = self.ids.repeat(len(ordered), 1)
-        losses = torch.stack(edited_rows(self.subject, ids, edit, read, most=self.most)).view(-1, count)
+        losses = torch.stack(edited_rows(self.subject.edited, ids, edit, read, most=self.most)).view(-1, count)
         return {variant.name: losses[index] for index, variant in enumerate(ordered)}
 
     def random(self, planes: Mapping[int, Tensor]) -> dict[int, Tensor]:

@@ -416,7 +416,7 @@ class _MassiveRuns:
             changed = fixed.apply_from(attention, first.view(-1, 1, 1, 1))
             return output_of(changed, block_mib=self.masking.block_mib)
 
-        return edited_rows(self.masking.subject, ids, edit, read, most=self.most(ids.shape[1]))
+        return edited_rows(self.masking.subject.edited, ids, edit, read, most=self.most(ids.shape[1]))
 
 
 @dataclass(frozen=True)
