@@ -42,8 +42,7 @@ def _swaps(
     TAUS: tl.constexpr,
     COLUMNS: tl.constexpr,
     NARROW: tl.constexpr,
-    J: tl.constexpr,
-    I: tl.constexpr,
+    SIDE: tl.constexpr,
 ):
     """Sums over the swaps of a tile of keys j with all keys i before them in the order, of one query a program."""
     row = tl.program_id(0).to(tl.int64)
@@ -53,19 +52,19 @@ def _swaps(
     order += row * count
     before += row * count
     column = tl.arange(0, COLUMNS)
-    j = tile * J + tl.arange(0, J)
+    j = tile * SIDE + tl.arange(0, SIDE)
     in_j = j < count
     place_j = tl.load(order + j, mask=in_j, other=0)
     before_j = tl.load(before + j, mask=in_j, other=0.0)
-    middle = tl.zeros((J, COLUMNS), tl.float32)
-    apart = tl.zeros((J, COLUMNS), tl.float32)
-    for start in range(0, tile * J + J, I):
-        i = start + tl.arange(0, I)
+    middle = tl.zeros((SIDE, COLUMNS), tl.float32)
+    apart = tl.zeros((SIDE, COLUMNS), tl.float32)
+    for start in range(0, tile * SIDE + SIDE, SIDE):
+        i = start + tl.arange(0, SIDE)
         in_i = i < count
         place_i = tl.load(order + i, mask=in_i, other=0)
         before_i = tl.load(before + i, mask=in_i, other=0.0)
         if NARROW:
-            moved = tl.zeros((J, I), tl.float32)
+            moved = tl.zeros((SIDE, SIDE), tl.float32)
             for d in tl.static_range(D):
                 there = tl.load(contents + place_j * D + d, mask=in_j, other=0.0)
                 there = there[:, None] * tl.load(placed + place_i * D + d, mask=in_i, other=0.0)[None, :]
@@ -131,8 +130,7 @@ def swap_sums(contents: Tensor, placed: Tensor, order: Tensor, before: Tensor, r
         TAUS=taus,
         COLUMNS=max(2, triton.next_power_of_2(taus)),
         NARROW=narrow,
-        J=side,
-        I=side,
+        SIDE=side,
         num_warps=4,
     )
     return sums.sum(1).movedim(1, 0)
