@@ -72,15 +72,16 @@ def _swaps(
                 here = here[:, None] * tl.load(contents + place_i * D + d, mask=in_i, other=0.0)[None, :]
                 moved += there - here
         else:
+            # Three products of tensor cores have nearly the precision of float32.
             there = tl.dot(
                 _keys(contents, place_j, in_j, D, PADDED),
                 tl.trans(_keys(placed, place_i, in_i, D, PADDED)),
-                input_precision="ieee",
+                input_precision="tf32x3",
             )
             here = tl.dot(
                 _keys(placed, place_j, in_j, D, PADDED),
                 tl.trans(_keys(contents, place_i, in_i, D, PADDED)),
-                input_precision="ieee",
+                input_precision="tf32x3",
             )
             moved = there - here
         first = _tanh(before_i[None, :] - before_j[:, None])
@@ -116,7 +117,7 @@ def swap_sums(contents: Tensor, placed: Tensor, order: Tensor, before: Tensor, r
     """
     queries, count, d = placed.shape
     taus, narrow = rise.shape[1], d <= _NARROW
-    side = 64 if narrow else 32
+    side = 64
     tiles = triton.cdiv(count, side)
     sums = torch.empty(queries, tiles, 2, taus, dtype=torch.float64, device=placed.device)
     _swaps[(queries, tiles)](
@@ -131,6 +132,6 @@ def swap_sums(contents: Tensor, placed: Tensor, order: Tensor, before: Tensor, r
         COLUMNS=max(2, triton.next_power_of_2(taus)),
         NARROW=narrow,
         SIDE=side,
-        num_warps=4,
+        num_warps=4 if narrow else 8,
     )
     return sums.sum(1).movedim(1, 0)
