@@ -259,8 +259,13 @@ def _columns(blocks: Blocks, rows: slice | Tensor, most: int, taus: tuple[float,
 
 def _is_plain(query: QueryLogits) -> bool:
     """Return whether logits are products alone, of a precision and on a device that the kernel is written for."""
-    products = query.bias is None and query.softcap is None
-    return products and query.k.dtype == torch.complex64 and has_triton(query.k.device)
+    if query.bias is not None or query.softcap is not None or query.k.dtype != torch.complex64:
+        return False
+    if not has_triton(query.k.device):
+        return False
+    from wherewhat.measures.swaps.dense_cuda import WIDEST
+
+    return 2 * query.k.shape[-1] <= WIDEST
 
 
 def _kernel_sums(query: QueryLogits, rows: slice | Tensor, order: _Order) -> Tensor:

@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+WIDEST = 128
+"""Largest dimension of keys whose tiles fit into the shared memory of a GPU."""
+
 _NARROW = 8
 """Dimensions of keys up to which products are added up one by one; a matrix product would be mostly padding."""
 
@@ -117,7 +120,7 @@ def swap_sums(contents: Tensor, placed: Tensor, order: Tensor, before: Tensor, r
     """
     queries, count, d = placed.shape
     taus, narrow = rise.shape[1], d <= _NARROW
-    side = 64
+    side = 64 if narrow else 32
     tiles = triton.cdiv(count, side)
     sums = torch.empty(queries, tiles, 2, taus, dtype=torch.float64, device=placed.device)
     _swaps[(queries, tiles)](
@@ -132,6 +135,7 @@ def swap_sums(contents: Tensor, placed: Tensor, order: Tensor, before: Tensor, r
         COLUMNS=max(2, triton.next_power_of_2(taus)),
         NARROW=narrow,
         SIDE=side,
-        num_warps=4 if narrow else 8,
+        num_warps=4,
+        num_stages=1,  # four tiles of keys must fit into shared memory
     )
     return sums.sum(1).movedim(1, 0)
