@@ -61,6 +61,9 @@ def _swaps(
     before_j = tl.load(before + j, mask=in_j, other=0.0)
     middle = tl.zeros((SIDE, COLUMNS), tl.float32)
     apart = tl.zeros((SIDE, COLUMNS), tl.float32)
+    # With a single temperature, sums over i are taken once, after all tiles.
+    middle_alone = tl.zeros((SIDE, SIDE), tl.float32)
+    apart_alone = tl.zeros((SIDE, SIDE), tl.float32)
     for start in range(0, tile * SIDE + SIDE, SIDE):
         i = start + tl.arange(0, SIDE)
         in_i = i < count
@@ -92,10 +95,18 @@ def _swaps(
         size = tl.rsqrt((1 + first * first) * (1 + second * second))
         size = tl.where((i[None, :] < j[:, None]) & in_j[:, None], size, 0.0)
         difference = first * second * size
-        for tau in tl.static_range(TAUS):
-            factor = tl.load(fall + (row * TAUS + tau) * count + i, mask=in_i, other=0.0)[None, :]
-            middle += tl.where(column[None, :] == tau, tl.sum(size * factor, 1)[:, None], 0.0)
-            apart += tl.where(column[None, :] == tau, tl.sum(difference * factor, 1)[:, None], 0.0)
+        if TAUS == 1:
+            factor = tl.load(fall + row * count + i, mask=in_i, other=0.0)[None, :]
+            middle_alone += size * factor
+            apart_alone += difference * factor
+        else:
+            for tau in tl.static_range(TAUS):
+                factor = tl.load(fall + (row * TAUS + tau) * count + i, mask=in_i, other=0.0)[None, :]
+                middle += tl.where(column[None, :] == tau, tl.sum(size * factor, 1)[:, None], 0.0)
+                apart += tl.where(column[None, :] == tau, tl.sum(difference * factor, 1)[:, None], 0.0)
+    if TAUS == 1:
+        middle += tl.where(column[None, :] == 0, tl.sum(middle_alone, 1)[:, None], 0.0)
+        apart += tl.where(column[None, :] == 0, tl.sum(apart_alone, 1)[:, None], 0.0)
     used = column < TAUS
     factors = tl.load(
         rise + (row * TAUS + column[None, :]) * count + j[:, None], mask=in_j[:, None] & used[None, :], other=0.0
