@@ -27,6 +27,9 @@ MACHINES = {"CPU, aarch64": "2 ARM cores", "NVIDIA H200": "one H200"}
 OWN_TEXTS = ("prompts",)
 """Measurements that generate their texts, whose cost does not depend on the length of documents."""
 
+SEVERAL = {"together": "*axes, distance, planes, heads and attention together*", "report": "*a whole report*"}
+"""Rows of several measurements in words."""
+
 Ledger = dict[str, Any]
 
 
@@ -58,6 +61,12 @@ def passes(found: list[Ledger]) -> Iterator[str]:
             value = f"**{row['passes']:.0f}**" if row["passes"] > 60 else number(row["passes"])
             yield (
                 f"| {name} | {value} | {number(row['floor'])} | {row['ratio']:.2f} | {size(row['peak_mib'])} | "
+                f"{size(row['memory_mib'])} | {row['timed']} |"
+            )
+        for name, row in one.get("several", {}).items():
+            ran = "" if row["floor"] is None else number(row["floor"])
+            yield (
+                f"| {SEVERAL[name]} | {number(row['passes'])} | {ran} | | {size(row['peak_mib'])} | "
                 f"{size(row['memory_mib'])} | {row['timed']} |"
             )
         yield ""
