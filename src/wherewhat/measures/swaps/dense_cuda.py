@@ -78,16 +78,15 @@ def _swaps(
                 here = here[:, None] * tl.load(contents + place_i * D + d, mask=in_i, other=0.0)[None, :]
                 moved += there - here
         else:
-            # Three products of tensor cores have nearly the precision of float32.
             there = tl.dot(
                 _keys(contents, place_j, in_j, D, PADDED),
                 tl.trans(_keys(placed, place_i, in_i, D, PADDED)),
-                input_precision="tf32x3",
+                input_precision="ieee",
             )
             here = tl.dot(
                 _keys(placed, place_j, in_j, D, PADDED),
                 tl.trans(_keys(contents, place_i, in_i, D, PADDED)),
-                input_precision="tf32x3",
+                input_precision="ieee",
             )
             moved = there - here
         first = _tanh(before_i[None, :] - before_j[:, None])
@@ -147,6 +146,5 @@ def swap_sums(contents: Tensor, placed: Tensor, order: Tensor, before: Tensor, r
         NARROW=narrow,
         SIDE=side,
         num_warps=4,
-        num_stages=1,  # four tiles of keys must fit into shared memory
     )
     return sums.sum(1).movedim(1, 0)
