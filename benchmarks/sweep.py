@@ -46,12 +46,13 @@ class Nobody:
         """Nothing."""
 
 
-def nap(task: CellTask) -> Record:
-    """A cell that sleeps."""
-    time.sleep(SECONDS)
+def nap(job: Job) -> list[Record]:
+    """Cells that sleep."""
     record = Record(state="done", run="none", seconds=SECONDS)
-    SweepFolder(open_place(task.store), task.sweep).write(task.cell, record)
-    return record
+    for task in job.tasks:
+        time.sleep(SECONDS)
+        SweepFolder(open_place(task.store), task.sweep).write(task.cell, record)
+    return [record] * len(job.tasks)
 
 
 def main() -> None:

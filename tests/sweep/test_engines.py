@@ -22,6 +22,7 @@ from wherewhat.sweep.cells import expand, located, request_json
 from wherewhat.sweep.engine import CellTask, EngineError
 from wherewhat.sweep.execution import sweep
 from wherewhat.sweep.local_engine import run_locally
+from wherewhat.sweep.schedule import Job
 
 # Every axis with two values, and a cell for every moment of ``mortal``: each death costs a process that imports torch.
 SWEEP = {
@@ -157,6 +158,7 @@ def test_an_upload_that_never_arrives_fails_and_keeps_the_run(sweep_file, tmp_pa
         sweep="s",
         threads=torch.get_num_threads(),
     )
+    job = Job(tasks=(task,))
     real = Remote.write
 
     def write(self, name, content):
@@ -164,11 +166,11 @@ def test_an_upload_that_never_arrives_fails_and_keeps_the_run(sweep_file, tmp_pa
 
     with monkeypatch.context() as patch:
         patch.setattr(Remote, "write", write)
-        record = working.perform(task)
+        (record,) = working.perform(job)
     assert record.state == "failed"
     assert "differs from what was uploaded: start again" in record.reason
     (kept,) = (tmp_path / "cache/sweeps").glob("*/*/complete.json")
-    again = working.perform(task)
+    (again,) = working.perform(job)
     assert again.done
     assert not kept.exists()
     RunDirectory.load(tmp_path / "remote" / again.run)

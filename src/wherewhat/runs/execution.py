@@ -48,9 +48,14 @@ _TOGETHER = "\n"
 
 
 class LastModel:
-    """Keeps the model loaded last, with its proof, until another one is requested."""
+    """Keeps the model loaded last, with its proof, until another one is requested.
+
+    Attributes:
+        loads: Number of models loaded so far.
+    """
 
     def __init__(self) -> None:
+        self.loads = 0
         self._request: ModelRequest | MemoryModel | None = None
         self._loaded: LoadedModel | None = None
         self._proof: Proof | None = None
@@ -60,6 +65,7 @@ class LastModel:
         if self._loaded is None or request != self._request:
             self.forget()  # first, since memory may not suffice for both
             self._loaded, self._request = load_model(request, say=say), request
+            self.loads += 1
         return self._loaded
 
     def proof(self) -> Proof:
@@ -159,12 +165,8 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel, again:
 
     def save(key: str, compute: Callable[[], Scores]) -> None:
         started = time.perf_counter()
+        scores = _checked(prepared, key, compute)
         document = None if key == _TOGETHER else key
-        alone = document is not None or isinstance(measurement, DocumentsMeasurement)
-        scores = compute().checked(declared_metrics(measurement, config), of=measurement.name, controls=alone)
-        # Scores of all documents together may need what was not stored, such as curves.
-        if not scores.names and not (document is None and defines(measurement, "combine")):
-            raise TextError(f"{document or 'the documents together'} gave no scores")
         directory.save(key, scores, document=document, seconds=time.perf_counter() - started)
 
     settings = new_process_settings(weight_dtypes(loaded.model))
@@ -198,6 +200,47 @@ def measure(prepared: Prepared, *, progress: Progress, models: LastModel, again:
         texts = [item.document for item in inputs.values()]
         directory.finish(keys, provenance=_provenance(subject, texts, request.model.revision))
     return directory
+
+
+Share = tuple[int, int]
+"""Number of a share of a run's documents, from 0, and the number of shares."""
+
+
+def measure_share(prepared: Prepared, share: Share, *, models: LastModel) -> list[str]:
+    """Measure missing documents of one share of a run, without finishing it, and return the names of all its documents.
+
+    Several processes can measure shares of one run, since each holds the lock only while it saves a part. What they
+    leave out, :func:`measure` adds before it finishes the run.
+    """
+    measurement, config, loaded = prepared.measurement, prepared.config, prepared.loaded
+    inputs, directory = prepared.inputs, prepared.directory
+    assert not isinstance(measurement, DocumentsMeasurement), "documents that are measured together have no shares"
+    index, count = share
+    names = list(inputs)[len(inputs) * index // count : len(inputs) * (index + 1) // count]
+    missing = [name for name in names if not directory.has(name)]
+    subject = ModelSubject(loaded, models.proof(), chunk=prepared.request.chunk, offload=prepared.request.offload)
+    with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
+        for name in missing:
+            started = time.perf_counter()
+            scores = _checked(prepared, name, partial(_found, measurement, subject, name, inputs, config))
+            seconds = time.perf_counter() - started
+            with directory.lock():
+                if not directory.has(name):
+                    directory.save(name, scores, document=name, seconds=seconds)
+    return names
+
+
+def _checked(prepared: Prepared, key: str, compute: Callable[[], Scores]) -> Scores:
+    """Return the scores of a document, or of all of them, checked against the declaration of the measurement."""
+    measurement = prepared.measurement
+    together = key == _TOGETHER
+    alone = not together or isinstance(measurement, DocumentsMeasurement)
+    metrics = declared_metrics(measurement, prepared.config)
+    scores = compute().checked(metrics, of=measurement.name, controls=alone)
+    # Scores of all documents together may need what was not stored, such as curves.
+    if not scores.names and not (together and defines(measurement, "combine")):
+        raise TextError(f"{'the documents together' if together else key} gave no scores")
+    return scores
 
 
 def _keys(measurement: Measurement, names: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The Ray engine: one Ray task per cell with declared resources; Ray places, retries and queues tasks."""
+"""The Ray engine: actors with declared resources, each of which keeps its model; Ray places and queues them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from wherewhat.errors import ConfigError, StoreError, one_line
 from wherewhat.imports import require
 from wherewhat.progress import counted
-from wherewhat.sweep.engine import CellTask, EngineError, Resources, Watch, Work, record_death, record_failure
+from wherewhat.sweep.engine import CellTask, EngineError, Resources, Watch, record_failure
 from wherewhat.sweep.records import Record
+from wherewhat.sweep.schedule import Job, Schedule, Work
 
-_AT_ONCE = 1000
-"""Tasks submitted to Ray at a time: enough for any cluster, few enough to wait for quickly."""
+_SPARE = 8
+"""Workers that may wait for resources, beside those that the cluster has room for: demand that lets a cluster grow."""
+_STARTS = 3
 _TICK = 0.5
 _SILENCE = 15.0
 """Seconds without an answer from the cluster's head after which it counts as lost. Ray ends this process after 60."""
@@ -25,52 +28,149 @@ _SILENCE = 15.0
 def run_on_ray(
     tasks: Sequence[CellTask], *, address: str | None, resources: Resources, work: Work, watch: Watch
 ) -> None:
-    """Run tasks on a Ray cluster, in their order.
+    """Run tasks on a Ray cluster; a worker that dies is replaced and its cells are tried again.
 
     Without an address it is the one at ``$RAY_ADDRESS``, or else a temporary cluster on this machine.
     """
     ray = require("ray", why="--engine ray", install="'wherewhat[ray]'")
     with _cluster(ray, address) as (ours, dashboard):
-        gpus = _gpus(ray, resources, ours=ours)
-        remote = ray.remote(_call)
+        pool = _Pool(ray, resources, gpus=_gpus(ray, resources, ours=ours), spare=0 if ours else _SPARE, work=work)
+        schedule = Schedule(tasks, retries=resources.retries)
         watch.begin(workers=_described(ray), dashboard=dashboard)
-        waiting = list(reversed(tasks))
-        under_way: dict[Any, CellTask] = {}
         head = _Head(ray.get_runtime_context().gcs_address)
-        while waiting or under_way:
-            while waiting and len(under_way) < _AT_ONCE:
-                task = waiting.pop()
-                options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": gpus, "name": task.described}
-                options |= {"memory": task.memory, "max_retries": resources.retries}
-                under_way[remote.options(**options).remote(work, task)] = task
-            ready, _ = ray.wait(list(under_way), num_returns=min(64, len(under_way)), timeout=_TICK, fetch_local=False)
-            for reference in ready:
-                task = under_way.pop(reference)
-                watch.finished(task, _outcome(ray, reference, task, resources))
-            head.check()
-            watch.running(_running(ray, len(under_way), resources.cpus))
+        try:
+            while schedule:
+                pool.assign(schedule)
+                watch.running([worker.job.described for worker in pool.workers if worker.job])
+                for task, record in pool.wait(schedule):
+                    watch.finished(task, record)
+                head.check()
+        finally:
+            pool.close()
 
 
-def _call(work: Work, task: CellTask) -> Record:
-    """Run a Ray task. The worker process persists, and with it the model it loaded last."""
-    return work(task)
+class _Actor:
+    """A worker process, which keeps the model it loaded last."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def ready(self) -> None:
+        """Return when the process runs."""
+
+    def run(self, job: Job) -> list[Record]:
+        """Measure a job."""
+        return self._work(job)
 
 
-def _outcome(ray: Any, reference: Any, task: CellTask, resources: Resources) -> Record:
-    """Return the record of a finished task."""
-    errors = ray.exceptions
-    try:
-        record: Record = ray.get(reference)
-    except errors.RayTaskError as error:
-        if isinstance(error.cause, StoreError):
-            raise StoreError(str(error.cause)) from None
-        reason = " ".join(f"{type(error.cause).__name__}: {error.cause}".split())[:500]
-        record = record_failure(task, reason, attempts=task.attempts + 1)
-    except (errors.LocalRayletDiedError, errors.RaySystemError, ConnectionError) as error:
-        raise _gone(error) from error
-    except errors.RayError as error:
-        record = record_death(task, type(error).__name__, attempts=task.attempts + 1 + resources.retries)
-    return record
+@dataclass(eq=False)
+class _Worker:
+    """An actor: where it is, what it has loaded or was started for, and the answer that is awaited.
+
+    Attributes:
+        actor: Ray's handle.
+        memory: Bytes of main memory that it was given.
+        model: Key of its model.
+        answer: Reference of what it computes; None if it is free.
+        job: What it measures; None if it is free, or has not started yet.
+    """
+
+    actor: Any
+    memory: int
+    model: str
+    answer: Any
+    job: Job | None = None
+
+
+class _Pool:
+    """The actors of a sweep."""
+
+    def __init__(self, ray: Any, resources: Resources, *, gpus: float, spare: int, work: Work) -> None:
+        self._ray = ray
+        self._resources = resources
+        self._gpus = gpus
+        self._spare = spare
+        self._work = work
+        self._class = ray.remote(_Actor)
+        self._failed_starts = 0
+        self.workers: list[_Worker] = []
+
+    def assign(self, schedule: Schedule) -> None:
+        """Give jobs to free workers, and start workers for the jobs that are left."""
+        places = self._places()
+        for worker in [worker for worker in self.workers if worker.answer is None]:
+            others = [other.model for other in self.workers if other is not worker]
+            job = schedule.next(worker.model, others, workers=places, memory=worker.memory)
+            if job is not None:
+                worker.job, worker.model, worker.answer = job, job.model, worker.actor.run.remote(job)
+            elif schedule.useful(1):  # what waits needs more memory: leave this worker's to another one
+                self._stop(worker)
+        starting = sum(worker.job is None and worker.answer is not None for worker in self.workers)
+        for _ in range(schedule.useful(starting + places + self._spare - len(self.workers)) - starting):
+            self._start(schedule)
+
+    def wait(self, schedule: Schedule) -> list[tuple[CellTask, Record]]:
+        """Wait until a worker answers, or for a moment; return cells that ended, with their records."""
+        answers = {worker.answer: worker for worker in self.workers if worker.answer is not None}
+        if not self._ray.wait(list(answers), timeout=_TICK, fetch_local=False)[0]:
+            return []
+        ready, _ = self._ray.wait(list(answers), num_returns=len(answers), timeout=0, fetch_local=False)
+        return [ended for answer in ready for ended in self._ended(answers[answer], schedule)]
+
+    def close(self) -> None:
+        """Stop all workers."""
+        for worker in list(self.workers):
+            self._stop(worker)
+
+    def _ended(self, worker: _Worker, schedule: Schedule) -> list[tuple[CellTask, Record]]:
+        """Return the cells that ended with a worker's answer."""
+        errors = self._ray.exceptions
+        job, answer = worker.job, worker.answer
+        worker.job = worker.answer = None
+        try:
+            records: list[Record] = self._ray.get(answer)
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, StoreError):
+                raise StoreError(str(error.cause)) from None
+            assert job is not None
+            reason = " ".join(f"{type(error.cause).__name__}: {error.cause}".split())[:500]
+            tasks = job.tasks if job.share is None else ()
+            records = [record_failure(task, reason, attempts=task.attempts + 1) for task in tasks]
+        except (errors.LocalRayletDiedError, errors.RaySystemError, ConnectionError) as error:
+            raise _gone(error) from error
+        except errors.RayError as error:
+            self._stop(worker)
+            if job is not None:
+                return schedule.died(job, type(error).__name__)
+            self._failed_starts += 1
+            if self._failed_starts >= _STARTS:
+                raise EngineError(f"workers on Ray end before they can start: {one_line(error)}") from error
+            return []
+        if job is None:
+            self._failed_starts = 0
+            return []
+        schedule.ended(job)
+        return list(zip(job.tasks, records, strict=False))  # shares have no records
+
+    def _start(self, schedule: Schedule) -> None:
+        """Start a worker with the memory of the model that it is needed for."""
+        model = schedule.model("", [worker.model for worker in self.workers])
+        assert model is not None, "workers are started for jobs that wait"
+        memory = schedule.memory(model)
+        options: dict[str, Any] = {"num_cpus": self._resources.cpus, "num_gpus": self._gpus, "memory": memory}
+        actor = self._class.options(**options).remote(self._work)
+        self.workers.append(_Worker(actor, memory, model, actor.ready.remote()))
+
+    def _stop(self, worker: _Worker) -> None:
+        self.workers.remove(worker)
+        with suppress(self._ray.exceptions.RayError, ConnectionError, RuntimeError):
+            self._ray.kill(worker.actor)
+
+    def _places(self) -> int:
+        """Return the number of workers that the nodes have CPUs and GPUs for."""
+        wanted = {"CPU": self._resources.cpus, "GPU": self._gpus}
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return max(1, sum(min(int(n.get(name, 0) / x) for name, x in wanted.items() if x) for n in nodes))
 
 
 @contextmanager
@@ -148,12 +248,6 @@ def _described(ray: Any) -> str:
     there = ray.cluster_resources()
     parts = [counted(nodes, "node"), f"{there.get('CPU', 0):g} CPUs"]
     return "Ray: " + ", ".join([*parts, *([f"{there['GPU']:g} GPUs"] if there.get("GPU") else [])])
-
-
-def _running(ray: Any, under_way: int, cpus: int) -> list[str]:
-    """Return one empty description per running task, from the cores in use; Ray lists tasks only in its dashboard."""
-    taken = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
-    return [""] * min(under_way, round(taken / cpus))
 
 
 def _gone(error: BaseException) -> EngineError:
