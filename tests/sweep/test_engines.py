@@ -206,16 +206,6 @@ def test_a_cluster_whose_head_does_not_answer_is_gone(monkeypatch):
         head.check()
 
 
-@pytest.mark.slow
-def test_a_cluster_that_does_not_answer(sweep_file, tmp_path):
-    pytest.importorskip("ray", reason="the extra [ray] is not installed")
-    from wherewhat.sweep.ray_engine import _knock
-
-    _knock("auto")
-    with pytest.raises(EngineError, match=r"the Ray cluster at ray://127.0.0.1:9 cannot be reached"):
-        _knock("ray://127.0.0.1:9")
-
-
 def test_places_with_the_same_content_read_alike(tmp_path):
     for address in (str(tmp_path / "plain"), f"file://{tmp_path}/remote", "memory://sweep-places"):
         place = open_place(address)

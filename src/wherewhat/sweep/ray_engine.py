@@ -21,6 +21,8 @@ _SPARE = 8
 """Workers that may wait for resources, beside those that the cluster has room for: demand that lets a cluster grow."""
 _STARTS = 3
 _TICK = 0.5
+_GREETING = 10.0
+"""Seconds within which a cluster answers when a sweep begins."""
 _SILENCE = 15.0
 """Seconds without an answer from the cluster's head after which it counts as lost. Ray ends this process after 60."""
 
@@ -180,17 +182,20 @@ def _cluster(ray: Any, address: str | None) -> Iterator[tuple[bool, str | None]]
     Yields whether the cluster was started here, and the address of its dashboard.
     """
     already = ray.is_initialized()
-    if not already:
-        _knock(address or os.environ.get("RAY_ADDRESS"))
+    # Ray would connect to a cluster that runs on this machine, or ran once, in place of starting one.
+    target = address or os.environ.get("RAY_ADDRESS") or "local"
     try:
+        if not already and target != "local":
+            host, port = _location(ray, target)
+            _greet(host, port, timeout=_GREETING)
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        context = ray.init(address=address, ignore_reinit_error=True, **quiet)
+        context = ray.init(address=None if already else target, ignore_reinit_error=True, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
-        where = f"the Ray cluster at {address} cannot be reached" if address else "Ray cannot be started"
+        where = "Ray cannot be started" if target == "local" else f"the Ray cluster at {target} cannot be reached"
         raise EngineError(f"{where}: {one_line(error)}") from error
     try:
         url = getattr(context, "dashboard_url", None)
-        yield address is None and not already, f"http://{url}" if url else None
+        yield target == "local" and not already, f"http://{url}" if url else None
     except (ConnectionError, ray.exceptions.RaySystemError) as error:
         raise _gone(error) from error
     finally:
@@ -199,15 +204,32 @@ def _cluster(ray: Any, address: str | None) -> Iterator[tuple[bool, str | None]]
                 ray.shutdown()
 
 
-def _knock(address: str | None) -> None:
-    """Raise if an address does not answer: Ray itself would try for minutes."""
-    host, colon, port = (address or "").removeprefix("ray://").partition("/")[0].rpartition(":")
-    if not colon or not port.isdecimal():
-        return  # none, or a name such as auto, which Ray resolves itself
+def _location(ray: Any, address: str) -> tuple[str, int]:
+    """Return host and port that Ray connects to: it replaces ``localhost`` by the outer address of this machine."""
+    if not address.startswith("ray://"):
+        address = ray._private.services.canonicalize_bootstrap_address(address)
+    host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
+    if not port.isdecimal():
+        raise ValueError("give HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""How a client of gRPC begins: the preface of HTTP/2, and empty settings."""
+
+
+def _greet(host: str, port: int, *, timeout: float) -> None:
+    """Raise if no server of gRPC answers within seconds: Ray itself would try for minutes, and print warnings."""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_SILENCE).close()
-    except (OSError, OverflowError) as error:
-        raise EngineError(f"the Ray cluster at {address} cannot be reached: {one_line(error)}") from error
+        with socket.create_connection((host, port), timeout=timeout) as connection:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("0", "false", ""):
+                connection.sendall(_PREFACE)
+                if connection.makefile("rb").read(4)[3:] != b"\x04":  # the length and kind of its settings
+                    raise ConnectionError("what answers there is not Ray")
+    except TimeoutError:
+        raise TimeoutError(f"no answer from {host}:{port} within {timeout:g} s") from None
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
 
 
 class _Head:
@@ -219,13 +241,13 @@ class _Head:
         self._answered = self._checked = time.monotonic()
 
     def check(self) -> None:
-        """Connect every few seconds; raise if there was no answer for too long."""
+        """Ask every few seconds; raise if there was no answer for too long."""
         now = time.monotonic()
         if now - self._checked < _SILENCE / 5:
             return
         self._checked = now
         try:
-            socket.create_connection(self._address, timeout=_SILENCE / 5).close()
+            _greet(*self._address, timeout=_SILENCE / 5)
             self._answered = time.monotonic()
         except OSError as error:
             if time.monotonic() - self._answered > _SILENCE:

@@ -25,11 +25,13 @@ class Job:
     Attributes:
         tasks: The cells; at least one.
         share: The documents to measure, without finishing the cells; None to finish them.
+        measured: Whether shares of it have been measured, so that it only finishes the cells.
         attempts: Number of workers that died with this share.
     """
 
     tasks: tuple[CellTask, ...]
     share: Share | None = None
+    measured: bool = False
     attempts: int = 0
 
     @property
@@ -50,11 +52,20 @@ class Job:
         return words if self.share is None else f"{words}, part {self.share[0] + 1} of {self.share[1]}"
 
     @property
+    def apart(self) -> tuple[CellTask, ...]:
+        """The cells whose documents different workers can measure."""
+        return tuple(task for task in self.tasks if task.documents >= 2 * _LEAST)
+
+    @property
     def shares(self) -> int:
+        """Largest number of shares of the documents of :attr:`apart`."""
+        return min((task.documents // _LEAST for task in self.apart), default=0)
+
+    @property
+    def workers(self) -> int:
         """Largest number of workers that can measure parts of it at the same time."""
-        if self.share is not None:
-            return 1
-        return sum(max(1, task.documents // _LEAST) for task in self.tasks)
+        whole = self.share is not None or self.measured
+        return 1 if whole else self.shares + len(self.tasks) - len(self.apart)
 
 
 Work = Callable[[Job], list[Record]]
@@ -88,7 +99,7 @@ class Schedule:
         """Return how many workers, up to ``most``, could measure what waits at the same time."""
         count = 0
         for job in chain.from_iterable(self._waiting.values()):
-            count += job.shares
+            count += job.workers
             if count >= most:
                 return most
         return count
@@ -155,16 +166,14 @@ class Schedule:
 
     def _parts(self, job: Job, count: int) -> list[Job]:
         """Return a job as up to ``count`` jobs: shares of documents, and cells without shares separately."""
-        if count == 1 or job.share is not None:
+        if count == 1 or job.share is not None or job.measured:
             return [job]
-        apart = tuple(task for task in job.tasks if task.documents >= 2 * _LEAST)
+        apart, shares = job.apart, min(count, job.shares)
         rest = [task for task in job.tasks if task not in apart]
         jobs = [Job(tasks=tuple(rest[i::count])) for i in range(min(count, len(rest)))]
         if not apart:
             return jobs
-        shares = min(count, min(task.documents for task in apart) // _LEAST)
-        # The job that finishes the cells is not split again.
-        self._split[apart[0].cell] = Job(tasks=tuple(replace(task, documents=1) for task in apart)), shares
+        self._split[apart[0].cell] = Job(tasks=apart, measured=True), shares
         return [*(Job(tasks=apart, share=(i, shares)) for i in range(shares)), *jobs]
 
     def _end_share(self, job: Job) -> None:
