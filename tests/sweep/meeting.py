@@ -12,11 +12,15 @@ from wherewhat.runs.directory import RunDirectory
 _PATIENCE = 60
 
 
+def home_of(job) -> Path:
+    return Path(job.tasks[0].store.removeprefix("file://")).parent
+
+
 def perform(job, after=None):
     """As a worker does; every part that is saved is written into a common log, and then ``after`` is called."""
     from wherewhat.sweep import execution as working
 
-    home, save = Path(job.tasks[0].store).parent, RunDirectory.save
+    home, save = home_of(job), RunDirectory.save
 
     def logged_save(self, key, scores, **options):
         save(self, key, scores, **options)
@@ -36,16 +40,22 @@ def meeting(job):
     """Measure a share only while all shares of its cells are measured at the same time."""
     if job.share is not None:
         index, count = job.share
-        folder = Path(job.tasks[0].store).parent / "shares"
+        folder = home_of(job) / "shares"
         folder.mkdir(exist_ok=True)
         (folder / f"{job.tasks[0].cell}-{index}").touch()
         wait_for(lambda: len(list(folder.glob(f"{job.tasks[0].cell}-*"))) == count)
     return perform(job)
 
 
+def distant(job):
+    """As ``meeting``, and every worker is as on another machine: the store has an address, and each its own cache."""
+    os.environ["WHEREWHAT_CACHE"] = str(home_of(job) / "cache" / str(os.getpid()))
+    return meeting(job)
+
+
 def dying(job):
     """Kill the first worker of each share after its first document, and the first of each other job likewise."""
-    mark = Path(job.tasks[0].store).parent / "deaths" / f"{job.tasks[0].cell}-{job.share}"
+    mark = home_of(job) / "deaths" / f"{job.tasks[0].cell}-{job.share}"
 
     def die():
         if not mark.exists():
@@ -60,7 +70,7 @@ def doomed(job):
     """Stop for ever on the node whose name is in ``doomed``, when a document is saved there."""
     import ray
 
-    home = Path(job.tasks[0].store).parent
+    home = home_of(job)
 
     def stop():
         if (home / "doomed").read_text() == ray.get_runtime_context().get_node_id():

@@ -197,6 +197,21 @@ def test_workers_share_the_documents_of_one_model(engine, fixture, many, whole, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
+def test_workers_with_a_remote_store_exchange_parts(many, whole, sweep_file, tmp_path):
+    file = sweep_file({**MANY, "texts": {"many": str(many)}})
+    remote = tmp_path / "runs"
+    outcome = sweep(file, watch=Told(), store=f"file://{remote}", workers=2, work=meeting.distant)
+    assert not outcome.failed
+    assert results(remote) == whole
+    lines = [line.split(maxsplit=1) for line in (tmp_path / "log").read_text().splitlines()]
+    assert len({part for _, part in lines}) == len(lines) == 2 * 8 + 2
+    assert len({worker for worker, part in lines if part.startswith("axes")}) == 2
+    assert not list((tmp_path / "cache").glob("*/sweeps/*/*"))
+    assert not list(remote.glob("sweeps/*/parts/*"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_workers_that_die_with_their_shares_lose_nothing_and_repeat_nothing(many, whole, sweep_file, tmp_path):
     watch, store = Told(), tmp_path / "runs"
     file = sweep_file({**MANY, "texts": {"many": str(many)}})

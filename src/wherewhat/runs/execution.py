@@ -206,8 +206,15 @@ Share = tuple[int, int]
 """Number of a share of a run's documents, from 0, and the number of shares."""
 
 
-def measure_share(prepared: Prepared, share: Share, *, models: LastModel) -> list[str]:
-    """Measure missing documents of one share of a run, without finishing it, and return the names of all its documents.
+def share_of(names: Iterable[str], share: Share) -> list[str]:
+    """Return the names of the documents of a share: neighbours, nearly as many as in the other shares."""
+    listed = list(names)
+    start, end = (len(listed) * number // share[1] for number in (share[0], share[0] + 1))
+    return listed[start:end]
+
+
+def measure_share(prepared: Prepared, share: Share, *, models: LastModel) -> None:
+    """Measure missing documents of one share of a run, without finishing it.
 
     Several processes can measure shares of one run, since each holds the lock only while it saves a part. What they
     leave out, :func:`measure` adds before it finishes the run.
@@ -215,9 +222,7 @@ def measure_share(prepared: Prepared, share: Share, *, models: LastModel) -> lis
     measurement, config, loaded = prepared.measurement, prepared.config, prepared.loaded
     inputs, directory = prepared.inputs, prepared.directory
     assert not isinstance(measurement, DocumentsMeasurement), "documents that are measured together have no shares"
-    index, count = share
-    names = list(inputs)[len(inputs) * index // count : len(inputs) * (index + 1) // count]
-    missing = [name for name in names if not directory.has(name)]
+    missing = [name for name in share_of(inputs, share) if not directory.has(name)]
     subject = ModelSubject(loaded, models.proof(), chunk=prepared.request.chunk, offload=prepared.request.offload)
     with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
         for name in missing:
@@ -227,7 +232,6 @@ def measure_share(prepared: Prepared, share: Share, *, models: LastModel) -> lis
             with directory.lock():
                 if not directory.has(name):
                     directory.save(name, scores, document=name, seconds=seconds)
-    return names
 
 
 def _checked(prepared: Prepared, key: str, compute: Callable[[], Scores]) -> Scores:

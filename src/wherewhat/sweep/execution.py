@@ -9,19 +9,20 @@ import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from wherewhat.errors import ConfigError, StoreError, WherewhatError
-from wherewhat.files import canonical_json, text_sha256
+from wherewhat.files import canonical_json, part_folder_name, text_sha256
 from wherewhat.imports import require
 from wherewhat.models.source import cache_root
 from wherewhat.progress import Silent
 from wherewhat.runs.directory import COMPLETE, CONFIG, PROFILES, PROVENANCE, SCORES, RunDirectory
-from wherewhat.runs.execution import LastModel, Prepared, Share, measure, measure_share, prepare
+from wherewhat.runs.execution import LastModel, Prepared, Share, measure, measure_share, prepare, share_of
 from wherewhat.runs.request import ModelRequest
-from wherewhat.runs.storage import Folder, Place, open_place
+from wherewhat.runs.storage import Folder, Remote, open_place
 from wherewhat.sweep.cells import Cell, expand, located, request_from_json, request_json
 from wherewhat.sweep.engine import (
     MOST_PROCESSES,
@@ -72,7 +73,7 @@ def _leave_broken_device() -> None:
     import torch
 
     try:
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
     except RuntimeError:
         os._exit(1)
@@ -98,25 +99,56 @@ def _measured(
                 del prepared[number]
                 shutil.rmtree(cell.directory.path, ignore_errors=True)
                 yield task, Record(state="done", run=name)
+            elif share is None:
+                _receive(cell, folder, place)
         except Exception as error:  # noqa: BLE001 - an error in one cell must not stop the others; it is recorded
+            prepared.pop(number, None)
             yield task, _failure(error, task)
     again = any(task.again for task in tasks)
     for number, outcome in measure_together(prepared, models=_MODELS, again=again, share=share):
         task = tasks[number]
-        record = _failure(outcome, task) if isinstance(outcome, Exception) else _stored(outcome, place, share, task)
+        name = prepared[number].directory.path.name
+        record = _failure(outcome, task) if isinstance(outcome, Exception) else Record(state="done", run=name)
         del outcome  # an error holds the tensors of the functions that it left
+        if isinstance(place, Remote):
+            try:
+                _send(prepared[number], folder, place, share, done=record.done)
+            except StoreError as error:
+                record = _failure(error, task)
         yield task, record
 
 
-def _stored(directory: RunDirectory, place: Place, share: Share | None, task: CellTask) -> Record:
-    """Move a run of which a share or all is measured to the store, and return its record."""
-    if not isinstance(place, Folder) and share is None:
-        try:
-            place.upload(directory.path, [CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE])
-        except StoreError as error:
-            return _failure(error, task)
+def _send(cell: Prepared, folder: SweepFolder, place: Remote, share: Share | None, *, done: bool) -> None:
+    """Move what was measured to a remote store: the parts of a share, or the finished run."""
+    directory = cell.directory
+    parts = folder.parts(directory.path.name)
+    if share is not None:
+        with directory.lock():
+            for name in filter(directory.has, share_of(cell.inputs, share)):
+                for file, content in directory.part_files(name).items():
+                    place.write(f"{parts}/{part_folder_name(name)}/{file}", content)
+                directory.remove_part(name)
+    elif done:
+        place.upload(directory.path, [CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE])
         shutil.rmtree(directory.path, ignore_errors=True)
-    return Record(state="done", run=directory.path.name)
+        with suppress(StoreError):  # what is left there is not used again
+            place.remove(parts)
+
+
+def _receive(cell: Prepared, folder: SweepFolder, place: Remote) -> None:
+    """Add the parts that other workers have measured to a run in the local cache."""
+    directory = cell.directory
+    parts = folder.parts(directory.path.name)
+    sent = set(place.names(parts))
+    names = [name for name in cell.inputs if part_folder_name(name) in sent]
+    if not names:
+        return
+    with directory.lock():
+        for name in names:
+            if not directory.has(name):
+                at = f"{parts}/{part_folder_name(name)}"
+                files = place.read_many(f"{at}/{file}" for file in place.names(at))
+                directory.add_part(name, {path.rpartition("/")[2]: content for path, content in files.items()})
 
 
 def _prepared(task: CellTask, folder: SweepFolder, out: Path) -> Prepared:

@@ -15,6 +15,7 @@ SWEEPS = "sweeps"
 SWEEP = "sweep.json"
 CELLS = "cells"
 LOADS = "loads"
+PARTS = "parts"
 SCHEMA = 1
 
 
@@ -86,6 +87,10 @@ class SweepFolder:
     def write(self, cell: str, record: Record) -> None:
         """Write the record of a cell."""
         self.place.write(self._path(f"{CELLS}/{cell}.json"), readable_json(asdict(record)))
+
+    def parts(self, run: str) -> str:
+        """Return the folder of finished parts of a run that workers of a remote store exchange."""
+        return self._path(f"{PARTS}/{run}")
 
     def write_load(self, **facts: JSON) -> None:
         """Write that a worker loaded a model."""
