@@ -98,6 +98,11 @@ def faulty(job):
         execution._found = found
 
 
+def slow(job):
+    """Measure, with a pause after each part."""
+    return perform(job, after=lambda: time.sleep(0.5))
+
+
 def wait_for(condition):
     """Wait until a condition holds."""
     end = time.monotonic() + _PATIENCE

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from helpers.command_line import assert_one_line
 from sweep import meeting
 from sweep.test_engines import results
 from sweep.watching import Told
 from wherewhat.runs.storage import Folder
-from wherewhat.sweep import local_engine, ray_engine
+from wherewhat.sweep import execution, local_engine, ray_engine
 from wherewhat.sweep.cells import expand
 from wherewhat.sweep.engine import CellTask, EngineError, Resources
 from wherewhat.sweep.execution import sweep
 from wherewhat.sweep.file import read_sweep_file
 from wherewhat.sweep.records import statuses
-from wherewhat.sweep.schedule import Schedule
+from wherewhat.sweep.schedule import Job, Schedule
 
 PROSE = "the cat sat on a mat and the dog ran . a dog and a cat ran on the mat . "
 ENGINES = [("local", "forked"), pytest.param("ray", "ray_cluster", marks=pytest.mark.slow)]
@@ -221,6 +224,43 @@ def test_workers_that_die_with_their_shares_lose_nothing_and_repeat_nothing(many
     assert results(store) == whole
     lines = [line.split(maxsplit=1)[1] for line in (tmp_path / "log").read_text().splitlines()]
     assert len(set(lines)) == len(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("parts", [3, 17])
+def test_an_interrupted_sweep_is_resumed(parts, many, whole, sweep_file, tmp_path):
+    """Interrupted among the shares of the documents, and later."""
+    file, store, log = sweep_file({**MANY, "texts": {"many": str(many)}}), tmp_path / "runs", tmp_path / "log"
+
+    def interrupt():
+        meeting.wait_for(lambda: log.exists() and len(log.read_text().splitlines()) >= parts)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        sweep(file, watch=Told(), store=str(store), workers=2, work=meeting.slow)
+    assert len(statuses(Folder(store))[0].records) < 3
+    outcome = sweep(file, watch=Told(), store=str(store), workers=2, work=meeting.perform)
+    assert not outcome.failed
+    assert results(store) == whole
+    lines = [line.split(maxsplit=1)[1] for line in log.read_text().splitlines()]
+    assert len(set(lines)) == len(lines)
+
+
+def test_a_worker_with_a_broken_gpu_ends(monkeypatch):
+    def broken():
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def leave(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    execution._leave_broken_device()  # a process that has not used a GPU
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(SystemExit):
+        execution.perform(Job(tasks=(task("a"),)))
 
 
 @pytest.mark.usefixtures("forked")

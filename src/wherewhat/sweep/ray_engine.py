@@ -95,6 +95,7 @@ class _Pool:
         self._work = work
         self._class = ray.remote(_Actor)
         self._failed_starts = 0
+        self._known_places, self._counted = 0, -_TICK
         self.workers: list[_Worker] = []
 
     def assign(self, schedule: Schedule) -> None:
@@ -169,10 +170,13 @@ class _Pool:
             self._ray.kill(worker.actor)
 
     def _places(self) -> int:
-        """Return the number of workers that the nodes have CPUs and GPUs for."""
-        wanted = {"CPU": self._resources.cpus, "GPU": self._gpus}
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return max(1, sum(min(int(n.get(name, 0) / x) for name, x in wanted.items() if x) for n in nodes))
+        """Return the number of workers that the nodes have CPUs and GPUs for, counted again every moment."""
+        if time.monotonic() - self._counted >= _TICK:
+            wanted = {"CPU": self._resources.cpus, "GPU": self._gpus}
+            nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+            places = (min(int(node.get(name, 0) / x) for name, x in wanted.items() if x) for node in nodes)
+            self._known_places, self._counted = max(1, sum(places)), time.monotonic()
+        return self._known_places
 
 
 @contextmanager

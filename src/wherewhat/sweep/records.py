@@ -27,7 +27,7 @@ class Record:
         state: ``done`` or ``failed``.
         run: Name of its run directory in the store; None where it failed.
         reason: Why it failed, in one line.
-        seconds: Wall time of the last attempt, loading included.
+        seconds: Wall time of the last attempt; loading counts for the first cell of a job.
         attempts: Number of attempts; those in which the worker died together with other cells are not counted.
     """
 
