@@ -75,15 +75,16 @@ def nap(job: Job) -> list[Record]:
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description="Cost of sweeps beyond their cells.")
-    parser.add_argument("--cells", type=int, default=200)
+    parser.add_argument("--cells", type=int)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--status-only", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.tiny:
-        tiny(500, options.workers)
+        tiny(options.cells or 500, options.workers)
         return
+    options.cells = options.cells or 200
     if not options.status_only:
         engines(options)
     status(10_000)

@@ -63,8 +63,8 @@ def perform(job: Job) -> list[Record]:
             records[task.cell] = dataclasses.replace(record, seconds=now - started, attempts=task.attempts + 1)
             folder.write(task.cell, records[task.cell])
             started = now
-        if not record.done:
-            _leave_broken_device()
+            if not record.done and len(records) < len(job.tasks):
+                _leave_broken_device()
     return [records[task.cell] for task in job.tasks] if job.share is None else []
 
 
