@@ -113,7 +113,9 @@ def engines(options: argparse.Namespace) -> None:
 
 def timed(engine: str, cells: int, workers: int, folder: str) -> tuple[float, float]:
     """Seconds of a sweep, and those of them in which the engine was up."""
-    tasks = [CellTask(cell=f"nap-{i}", described=f"nap {i}", store=folder, sweep="naps") for i in range(cells)]
+    tasks = [
+        CellTask(cell=f"nap-{i}", described=f"nap {i}", texts=str(i), store=folder, sweep="naps") for i in range(cells)
+    ]
     watch = Nobody()
     started = time.perf_counter()
     if engine == "local":
