@@ -248,25 +248,19 @@ def measure_together(
         The index of each run when it ends, and its directory, finished unless there is a share, or the error that it
         raised. Its lock is released before.
     """
-    jobs = [_Job(item, share) for item in prepared]
-    for index, job in enumerate(jobs):
+    # Requests of one run have one job: its directory can be locked only once.
+    by_path = {item.directory.path: _Job(item, share) for item in prepared}
+    waiting = {index: by_path[item.directory.path] for index, item in enumerate(prepared)}
+    jobs = list(by_path.values())
+    for job in jobs:
         if job.directory.is_complete and not again:
             progress.say(reused_line(job.directory.path, job.directory.config))
             job.end(job.directory)
-            yield index, job.directory
-    waiting = {index: job for index, job in enumerate(jobs) if not job.ended}
-    if not waiting:
+    jobs = [job for job in jobs if not job.ended]
+    yield from _ended(waiting)
+    if not jobs:
         return
-    jobs = list(waiting.values())
     loaded = jobs[0].prepared.loaded
-
-    def ended() -> Iterator[tuple[int, RunDirectory | WherewhatError]]:
-        for index, job in [*waiting.items()]:
-            if not job.ended and not job.missing:
-                job.finish()
-            if job.outcome is not None:
-                del waiting[index]
-                yield index, job.outcome
 
     with ExitStack() as stack:
         # Always in the same order: two processes that wait for each other's locks would wait for ever.
@@ -280,11 +274,24 @@ def measure_together(
             if estimated:
                 progress.say(job.estimate(progress))
         batches = _batches(jobs)
-        yield from ended()  # those whose parts were all there
         names = ", ".join(dict.fromkeys(job.measurement.name for job in jobs))
         for batch in progress.track(batches, f"{names} of {loaded.name} ({loaded.weights})"):
             batch.measure()
-            yield from ended()
+            for job in [job for job in batch.jobs if not job.ended and not job.missing]:
+                job.finish()
+            yield from _ended(waiting)
+        for job in jobs:  # those whose parts were all there
+            if not job.ended:
+                job.finish()
+        yield from _ended(waiting)
+
+
+def _ended(waiting: dict[int, _Job]) -> Iterator[tuple[int, RunDirectory | WherewhatError]]:
+    """Remove the jobs that ended, and yield their outcomes."""
+    for index, job in [*waiting.items()]:
+        if job.outcome is not None:
+            del waiting[index]
+            yield index, job.outcome
 
 
 class _Job:
