@@ -49,10 +49,11 @@ from wherewhat.measures.tensors import (
     defined,
     per_query_head,
     rotates,
+    scores_by_text,
     text_losses,
 )
 from wherewhat.measures.variants import DEPTHS, LEAST_GAIN, RUN
-from wherewhat.scores import Column, Scores
+from wherewhat.scores import Column, Scores, on_cpu
 
 
 def measure_frequencies(
@@ -91,11 +92,12 @@ def measure_all_frequencies(
         layer, inv_freq = attention.layer, attention.rotation.inv_freq
         bands[layer] = frequency_bands(inv_freq, config.bands)
         dtypes.add(attention.rot_q.dtype)
-        for index, layers in enumerate(by_text):
+        merged = layer_frequencies(
+            attention.merged, queries, tau=config.tau, sink_tokens=config.sink_tokens, scored=scored(attention)
+        )
+        of_texts = scores_by_text(attention, heads=merged.heads, whole=merged.whole, curves=merged.curves)
+        for index, (layers, scores) in enumerate(zip(by_text, of_texts, strict=True)):
             text = attention.text(index)
-            scores = layer_frequencies(
-                text, queries, tau=config.tau, sink_tokens=config.sink_tokens, scored=scored(attention)
-            )
             if config.unrotate:
                 scores = _with_band_index(scores, text, trained)
                 slow[layer] = slower_planes(inv_freq, scores.whole["band_predicted"])
@@ -112,6 +114,7 @@ def measure_all_frequencies(
             "no layer of this model rotates its queries and keys: without rotation there are no frequencies; measure "
             "its heads or axes"
         )
+    by_text = [list(scores.layers) for scores in on_cpu([Scores(layers=layers) for layers in by_text])]
     masked = _masked_heads(by_text[0], config.heads)
     wholes = [_correlations(layers) | _band_scores(layers, bands, config.bands) for layers in by_text]
     if needs_loss:

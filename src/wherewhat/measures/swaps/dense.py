@@ -15,6 +15,7 @@ from torch import Tensor
 from wherewhat.measures.swaps import TAU, scores
 from wherewhat.measures.swaps.logits import QueryLogits, block_logits, on_device, to_real
 from wherewhat.measures.swaps.scores import Blocks, SwapScores, cosine_parts, swap_entropy
+from wherewhat.numerics import has_triton
 
 _PANEL = {"cpu": 512, "cuda": 8192}
 """Side of the largest matrix of logits, and of a square with the logits of several queries that are held at a time."""
@@ -31,6 +32,9 @@ _ALIKE = 0.9
 _DENSE = 1024
 """Keys up to which all swaps are computed on a GPU: to find out which of them have a weight would take longer."""
 
+
+_PLACED = 2**28
+"""Entries of queries at the positions of all keys that the kernel reads at a time."""
 
 _NEGLIGIBLE = 50.0
 """Factors of α below ``e^-50`` count as 0: products with cosines are then never subnormal numbers, which are slow."""
@@ -53,7 +57,7 @@ def dense_constants(counts: tuple[int, ...], taus: tuple[float, ...], device: to
 
 def dense_memory(queries: int, keys: int, device: torch.device) -> int:
     """Return an upper bound on the bytes of intermediate results of :func:`score_all_swaps`."""
-    return _HELD * min(_PANEL.get(device.type, _PANEL["cpu"]), queries * keys) ** 2
+    return _HELD * min(_PANEL.get(device.type, _PANEL["cpu"]), queries * keys) ** 2 + 16 * _PLACED
 
 
 @torch.no_grad()
@@ -235,6 +239,9 @@ def _columns(blocks: Blocks, rows: slice | Tensor, most: int, taus: tuple[float,
     """
     query, size = blocks.query, blocks.size
     order = _Order.of(blocks, rows, most, taus, sink)
+    if size == 1 and _is_plain(query):
+        scores = order.scores(_kernel_sums(query, rows, order))
+        return torch.unflatten(torch.cat([scores, order.effective[:, None]], -1), 0, (len(query.k), -1))
     keys = blocks.keys(order.order).transpose(1, 2)  # (queries, size, blocks)
     panel, side = (blocks.limit(x) for x in (_PANEL, _SIDE))
     sums = []
@@ -248,6 +255,34 @@ def _columns(blocks: Blocks, rows: slice | Tensor, most: int, taus: tuple[float,
         sums.append(_sums(tokens.logits, order[part], panel, side))
     scores = order.scores(torch.cat(sums, 1))
     return torch.unflatten(torch.cat([scores, order.effective[:, None]], -1), 0, (len(query.k), -1))
+
+
+def _is_plain(query: QueryLogits) -> bool:
+    """Return whether logits are products alone, of a precision and on a device that the kernel is written for."""
+    if query.bias is not None or query.softcap is not None or query.k.dtype != torch.complex64:
+        return False
+    if not has_triton(query.k.device):
+        return False
+    from wherewhat.measures.swaps.dense_cuda import WIDEST
+
+    return 2 * query.k.shape[-1] <= WIDEST
+
+
+def _kernel_sums(query: QueryLogits, rows: slice | Tensor, order: _Order) -> Tensor:
+    """Return the same as :func:`_sums`, without matrices of logits, some groups at a time."""
+    from wherewhat.measures.swaps.dense_cuda import swap_sums
+
+    most, groups = order.order.shape[1], len(query.k)
+    contents, q, turns = to_real(query.k[:, :most]), query.q[:, rows], query.turns[:, :most].conj()
+    each = q.shape[1]
+    step = max(1, _PLACED // (each * most * contents.shape[-1]))
+    sums = []
+    for start in range(0, groups, step):
+        part = slice(start, start + step)
+        own = order[slice(start * each, (start + step) * each)]
+        placed = q[part, :, None] * (turns if len(turns) == 1 else turns[part])[:, None]
+        sums.append(swap_sums(contents[part], to_real(placed).flatten(0, 1), own.order, own.logits, own.rise, own.fall))
+    return torch.cat(sums, 1)
 
 
 def _parts(

@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+WIDEST = 128
+"""Largest dimension of keys whose tiles fit into the shared memory of a GPU."""
+
 _NARROW = 8
 """Dimensions of keys up to which products are added up one by one; a matrix product would be mostly padding."""
 
@@ -42,8 +45,7 @@ def _swaps(
     TAUS: tl.constexpr,
     COLUMNS: tl.constexpr,
     NARROW: tl.constexpr,
-    J: tl.constexpr,
-    I: tl.constexpr,
+    SIDE: tl.constexpr,
 ):
     """Sums over the swaps of a tile of keys j with all keys i before them in the order, of one query a program."""
     row = tl.program_id(0).to(tl.int64)
@@ -53,19 +55,19 @@ def _swaps(
     order += row * count
     before += row * count
     column = tl.arange(0, COLUMNS)
-    j = tile * J + tl.arange(0, J)
+    j = tile * SIDE + tl.arange(0, SIDE)
     in_j = j < count
     place_j = tl.load(order + j, mask=in_j, other=0)
     before_j = tl.load(before + j, mask=in_j, other=0.0)
-    middle = tl.zeros((J, COLUMNS), tl.float32)
-    apart = tl.zeros((J, COLUMNS), tl.float32)
-    for start in range(0, tile * J + J, I):
-        i = start + tl.arange(0, I)
+    middle = tl.zeros((SIDE, COLUMNS), tl.float32)
+    apart = tl.zeros((SIDE, COLUMNS), tl.float32)
+    for start in range(0, tile * SIDE + SIDE, SIDE):
+        i = start + tl.arange(0, SIDE)
         in_i = i < count
         place_i = tl.load(order + i, mask=in_i, other=0)
         before_i = tl.load(before + i, mask=in_i, other=0.0)
         if NARROW:
-            moved = tl.zeros((J, I), tl.float32)
+            moved = tl.zeros((SIDE, SIDE), tl.float32)
             for d in tl.static_range(D):
                 there = tl.load(contents + place_j * D + d, mask=in_j, other=0.0)
                 there = there[:, None] * tl.load(placed + place_i * D + d, mask=in_i, other=0.0)[None, :]
@@ -73,15 +75,16 @@ def _swaps(
                 here = here[:, None] * tl.load(contents + place_i * D + d, mask=in_i, other=0.0)[None, :]
                 moved += there - here
         else:
+            # Three products of tensor cores have nearly the precision of float32.
             there = tl.dot(
                 _keys(contents, place_j, in_j, D, PADDED),
                 tl.trans(_keys(placed, place_i, in_i, D, PADDED)),
-                input_precision="ieee",
+                input_precision="tf32x3",
             )
             here = tl.dot(
                 _keys(placed, place_j, in_j, D, PADDED),
                 tl.trans(_keys(contents, place_i, in_i, D, PADDED)),
-                input_precision="ieee",
+                input_precision="tf32x3",
             )
             moved = there - here
         first = _tanh(before_i[None, :] - before_j[:, None])
@@ -131,8 +134,8 @@ def swap_sums(contents: Tensor, placed: Tensor, order: Tensor, before: Tensor, r
         TAUS=taus,
         COLUMNS=max(2, triton.next_power_of_2(taus)),
         NARROW=narrow,
-        J=side,
-        I=side,
+        SIDE=side,
         num_warps=4,
+        num_stages=1,  # four tiles of keys must fit into shared memory
     )
     return sums.sum(1).movedim(1, 0)
