@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -138,6 +140,15 @@ def test_an_error_of_one_measurement_does_not_stop_the_others(tmp_path):
     assert outcomes[1].is_complete
     with pytest.raises(MeasureError, match="too few"):
         run(wrong, out=tmp_path)
+
+
+def test_requests_of_one_run_are_measured_once(tmp_path, monkeypatch):
+    plain = Request("axes", model=tiny("llama"), texts=tokens(30, batch=2))
+    passes = count_passes(monkeypatch)
+    first, second = run_together([plain, replace(plain, tokens=30)], out=tmp_path)
+    assert first.is_complete
+    assert first.path == second.path
+    assert passes == [2]
 
 
 def test_a_batch_that_was_interrupted_gives_the_same_bytes(tmp_path, monkeypatch):

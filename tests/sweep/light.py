@@ -8,9 +8,9 @@ import signal
 from wherewhat.errors import StoreError
 
 
-def always_dies(task):
+def always_dies(job):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def full(task):
+def full(job):
     raise StoreError("cannot write: No space left on device")

@@ -28,8 +28,9 @@ def die_once(task, moment: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def perform(task):
+def perform(job):
     """As a worker does, but mortal; every part that is computed is written into a common log."""
+    (task,) = job.tasks
     save, write = RunDirectory.save, SweepFolder.write
 
     def logged_save(self, key, scores, **options):
@@ -50,6 +51,6 @@ def perform(task):
     suitability.sys = SimpleNamespace(executable="")  # no trial process for a worker that dies soon
     RunDirectory.save, SweepFolder.write = logged_save, late_write
     try:
-        return working.perform(task)
+        return working.perform(job)
     finally:
         RunDirectory.save, SweepFolder.write = save, write

@@ -22,6 +22,7 @@ from wherewhat.sweep.cells import expand, located, request_json
 from wherewhat.sweep.engine import CellTask, EngineError
 from wherewhat.sweep.execution import sweep
 from wherewhat.sweep.local_engine import run_locally
+from wherewhat.sweep.schedule import Job
 
 # Every axis with two values, and a cell for every moment of ``mortal``: each death costs a process that imports torch.
 SWEEP = {
@@ -157,6 +158,7 @@ def test_an_upload_that_never_arrives_fails_and_keeps_the_run(sweep_file, tmp_pa
         sweep="s",
         threads=torch.get_num_threads(),
     )
+    job = Job(tasks=(task,))
     real = Remote.write
 
     def write(self, name, content):
@@ -164,11 +166,11 @@ def test_an_upload_that_never_arrives_fails_and_keeps_the_run(sweep_file, tmp_pa
 
     with monkeypatch.context() as patch:
         patch.setattr(Remote, "write", write)
-        record = working.perform(task)
+        (record,) = working.perform(job)
     assert record.state == "failed"
     assert "differs from what was uploaded: start again" in record.reason
     (kept,) = (tmp_path / "cache/sweeps").glob("*/*/complete.json")
-    again = working.perform(task)
+    (again,) = working.perform(job)
     assert again.done
     assert not kept.exists()
     RunDirectory.load(tmp_path / "remote" / again.run)
@@ -202,16 +204,6 @@ def test_a_cluster_whose_head_does_not_answer_is_gone(monkeypatch):
     head = on_ray._Head("127.0.0.1:9")
     with pytest.raises(EngineError, match=r"the Ray cluster is lost .* finished cells are kept"):
         head.check()
-
-
-@pytest.mark.slow
-def test_a_cluster_that_does_not_answer(sweep_file, tmp_path):
-    pytest.importorskip("ray", reason="the extra [ray] is not installed")
-    from wherewhat.sweep.ray_engine import _knock
-
-    _knock("auto")
-    with pytest.raises(EngineError, match=r"the Ray cluster at ray://127.0.0.1:9 cannot be reached"):
-        _knock("ray://127.0.0.1:9")
 
 
 def test_places_with_the_same_content_read_alike(tmp_path):

@@ -185,10 +185,11 @@ def _show_status(console: Console, file: str | None, store: str | None) -> None:
 
 def _table(statuses: list[Status]) -> Table:
     table = Table()
-    for column in ("sweep", "folder", "cells", "done", "failed", "left"):
+    for column in ("sweep", "folder", "cells", "done", "failed", "left", "loads"):
         table.add_column(column, justify="left" if column in ("sweep", "folder") else "right")
     for status in statuses:
-        numbers = (len(status.cells), status.done, len(status.failed), len(status.cells) - len(status.records))
+        left = len(status.cells) - len(status.records)
+        numbers = (len(status.cells), status.done, len(status.failed), left, status.loads)
         table.add_row(escape(status.name), escape(status.folder), *(f"{number:,}" for number in numbers))
     return table
 

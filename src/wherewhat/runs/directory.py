@@ -73,6 +73,7 @@ PARTS = "parts"
 LOCK = ".lock"
 
 _PART = "part.json"
+_PART_FILES = {SCORES, PROFILES, _PART}
 _OWN_NAMES = {CONFIG, PROVENANCE, SCORES, PROFILES, COMPLETE, PARTS, LOCK}
 _CURVES_SINCE = 2
 _log = logging.getLogger(__name__)
@@ -353,6 +354,27 @@ class RunDirectory:
         table = read_scores(folder / SCORES) if (folder / SCORES).exists() else None
         scores = stored_scores(table, ProfileFile(folder / PROFILES))
         return next(iter(scores.values()), Scores())
+
+    def part_files(self, key: str) -> dict[str, bytes]:
+        """Return the files of the finished part `key` by name, for :meth:`add_part` on another machine."""
+        self._checked_times(key)
+        return {
+            name: (self._part(key) / name).read_bytes() for name in _PART_FILES if (self._part(key) / name).exists()
+        }
+
+    def add_part(self, key: str, files: Mapping[str, bytes]) -> None:
+        """Add the files of a part that was finished elsewhere; :meth:`has` says whether they are complete."""
+        self._require_lock()
+        make_folder(self.path / PARTS)
+        with atomic_folder(self._part(key)) as folder:
+            for name in _PART_FILES & files.keys():
+                write_file(folder / name, files[name])
+
+    def remove_part(self, key: str) -> None:
+        """Remove the part `key` of a run that is finished elsewhere."""
+        self._require_lock()
+        self._times.pop(key, None)
+        remove(self._part(key))
 
     def _table(self, part: NewPart) -> pa.Table | None:
         """Return the score table of a part; None if it has curves only."""

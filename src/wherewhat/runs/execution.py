@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import gc
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -52,9 +52,14 @@ _TOGETHER = "\n"
 
 
 class LastModel:
-    """Keeps the model loaded last, with its proof, until another one is requested."""
+    """Keeps the model loaded last, with its proof, until another one is requested.
+
+    Attributes:
+        loads: Number of models loaded so far.
+    """
 
     def __init__(self) -> None:
+        self.loads = 0
         self._request: ModelRequest | MemoryModel | None = None
         self._loaded: LoadedModel | None = None
         self._proof: Proof | None = None
@@ -64,6 +69,7 @@ class LastModel:
         if self._loaded is None or request != self._request:
             self.forget()  # first, since memory may not suffice for both
             self._loaded, self._request = load_model(request, say=say), request
+            self.loads += 1
         return self._loaded
 
     def proof(self) -> Proof:
@@ -82,6 +88,10 @@ class LastModel:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+Share = tuple[int, int]
+"""Number of a share of a run's documents, from 0, and the number of shares."""
 
 
 @dataclass(frozen=True)
@@ -163,15 +173,14 @@ def run_together(
             end(index, error)
     paths = {index: known.path(requests[index]) for index in prepared}  # before measuring, while files may change
 
-    def store(position: int, outcome: RunDirectory | WherewhatError) -> None:
-        index = list(prepared)[position]
+    indices = list(prepared)
+    for position, outcome in measure_together(
+        list(prepared.values()), progress=progress, models=models, again=again, estimated=estimated
+    ):
+        index = indices[position]
         if isinstance(outcome, RunDirectory):
             known.write(paths[index], outcome, command=requests[index].command())
         end(index, outcome)
-
-    measure_together(
-        list(prepared.values()), progress=progress, models=models, again=again, estimated=estimated, ended=store
-    )
     return [outcomes[index] for index in range(len(requests))]
 
 
@@ -205,13 +214,10 @@ def prepare(request: Request, *, out: Path, progress: Progress, models: LastMode
 
 def measure(prepared: Prepared, *, progress: Progress, models: LastModel, again: bool = False) -> RunDirectory:
     """Measure missing parts of what :func:`prepare` returned, or ``again`` all, and return the finished directory."""
-    outcomes: list[RunDirectory | WherewhatError] = []
-    measure_together(
-        [prepared], progress=progress, models=models, again=again, ended=lambda _, outcome: outcomes.append(outcome)
-    )
-    if isinstance(outcomes[0], WherewhatError):
-        raise outcomes[0]
-    return outcomes[0]
+    ((_, outcome),) = measure_together([prepared], progress=progress, models=models, again=again)
+    if isinstance(outcome, WherewhatError):
+        raise outcome
+    return outcome
 
 
 def measure_together(
@@ -220,36 +226,46 @@ def measure_together(
     progress: Progress,
     models: LastModel,
     again: bool = False,
+    share: Share | None = None,
     estimated: bool = True,
-    ended: Callable[[int, RunDirectory | WherewhatError], None],
-) -> None:
+) -> Iterator[tuple[int, RunDirectory | WherewhatError]]:
     """Measure missing parts of several prepared runs of the model that was loaded last, or ``again`` all.
 
     Texts of one length go through the model in batches, and measurements of layers share the passes over batches that
-    they have in common. Which texts are in a batch depends on the run alone, so that an interrupted run gives the same
-    bytes as one that was not.
+    they have in common. Which texts are in a batch depends on the run alone, so that an interrupted run, or one whose
+    shares different processes measure, gives the same bytes as one that was not.
 
     Args:
         prepared: The runs.
         progress: Progress callback.
         models: Keeps the model and its proof.
         again: Measure anew what is finished.
+        share: Batches to measure, without finishing the runs; None for all. Several processes can measure shares of one
+            run, since each holds its lock only while it saves a batch.
         estimated: Whether to show an estimate of the time.
-        ended: Called with the index of each run and its finished directory, or the error that it raised.
+
+    Yields:
+        The index of each run when it ends, and its directory, finished unless there is a share, or the error that it
+        raised. Its lock is released before.
     """
-    jobs = [_Job(index, item, ended) for index, item in enumerate(prepared)]
+    # Requests of one run have one job: its directory can be locked only once.
+    by_path = {item.directory.path: _Job(item, share) for item in prepared}
+    waiting = {index: by_path[item.directory.path] for index, item in enumerate(prepared)}
+    jobs = list(by_path.values())
     for job in jobs:
         if job.directory.is_complete and not again:
             progress.say(reused_line(job.directory.path, job.directory.config))
             job.end(job.directory)
     jobs = [job for job in jobs if not job.ended]
+    yield from _ended(waiting)
     if not jobs:
         return
     loaded = jobs[0].prepared.loaded
+
     with ExitStack() as stack:
         # Always in the same order: two processes that wait for each other's locks would wait for ever.
         for job in sorted(jobs, key=lambda job: job.directory.path):
-            stack.enter_context(job.directory.lock(on_wait=progress.say))
+            stack.enter_context(job.held(on_wait=progress.say))
         stack.enter_context(new_process_settings(weight_dtypes(loaded.model)))
         stack.enter_context(evaluation(loaded.model))
         proof = models.proof()
@@ -263,45 +279,74 @@ def measure_together(
             batch.measure()
             for job in [job for job in batch.jobs if not job.ended and not job.missing]:
                 job.finish()
+            yield from _ended(waiting)
         for job in jobs:  # those whose parts were all there
             if not job.ended:
                 job.finish()
+        yield from _ended(waiting)
+
+
+def _ended(waiting: dict[int, _Job]) -> Iterator[tuple[int, RunDirectory | WherewhatError]]:
+    """Remove the jobs that ended, and yield their outcomes."""
+    for index, job in [*waiting.items()]:
+        if job.outcome is not None:
+            del waiting[index]
+            yield index, job.outcome
 
 
 class _Job:
-    """One run while it is measured.
+    """One run, or a share of it, while it is measured.
 
     Attributes:
         missing: Keys of the parts that need the model and are not finished yet.
-        ended: Whether it is finished or raised an error.
+        outcome: The directory, or the error that it raised; None until it ends.
     """
 
-    def __init__(
-        self, index: int, prepared: Prepared, ended: Callable[[int, RunDirectory | WherewhatError], None]
-    ) -> None:
+    def __init__(self, prepared: Prepared, share: Share | None) -> None:
         self.prepared, self.request, self.measurement = prepared, prepared.request, prepared.measurement
         self.directory, self.inputs, self.config = prepared.directory, prepared.inputs, prepared.config
         self.across = isinstance(self.measurement, DocumentsMeasurement)
         self.missing: list[str] = []
-        self.ended = False
-        self._index, self._report = index, ended
+        self.outcome: RunDirectory | WherewhatError | None = None
+        self._share, self._lock = share, ExitStack()
         self._at_once, self._new = False, dict[str, NewPart]()
+        assert share is None or not self.across, "documents that are measured together have no shares"
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is finished or raised an error."""
+        return self.outcome is not None
+
+    def held(self, *, on_wait: Callable[[str], None]) -> ExitStack:
+        """Lock the directory until the job ends; a share locks it only in :meth:`writing`."""
+        if self._share is None:
+            self._lock.enter_context(self.directory.lock(on_wait=on_wait))
+        return self._lock
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Return a context in which parts can be saved."""
+        return nullcontext() if self._share is None else self.directory.lock()
 
     def begin(self, subject: ModelSubject, *, again: bool) -> None:
-        """Find out what is missing; the directory is locked."""
+        """Find out what is missing."""
         self.subject = subject
         if again:
             self.directory.clear()
         self._keys = _keys(self.measurement, list(self.inputs))
+        if self._share is not None:
+            batches, (number, count) = self.split(), self._share
+            start, end = (len(batches) * share // count for share in (number, number + 1))
+            self._keys = [key for batch in batches[start:end] for key in batch]
         missing = [key for key in self._keys if not self.directory.has(key)]
         self.missing = missing if self.across else [key for key in missing if key != _TOGETHER]
         # All or nothing is measured: parts, which an interrupted run would continue from, need not be written.
-        self._at_once = len(self.split()) == 1 < len(self._keys) and missing == self._keys
+        single = self._share is None and len(self.split()) == 1
+        self._at_once = single and len(self._keys) > 1 and missing == self._keys
 
     def end(self, outcome: RunDirectory | WherewhatError) -> None:
-        """Report the outcome."""
-        self.ended = True
-        self._report(self._index, outcome)
+        """Note the outcome and release the directory."""
+        self.outcome = outcome
+        self._lock.close()
 
     def save(self, key: str, scores: Scores, *, seconds: float) -> None:
         """Check and store the scores of a part."""
@@ -315,25 +360,27 @@ class _Job:
             raise TextError(f"{document or 'the documents together'} gave no scores")
         if self._at_once:
             self._new[key] = NewPart(checked, document, seconds)
-        else:
+        elif self._share is None or not self.directory.has(key):  # another process may have measured the same share
             self.directory.save(key, checked, document=document, seconds=seconds)
         if key in self.missing:
             self.missing.remove(key)
 
     def finish(self) -> None:
-        """Add the scores of all documents together, and finish the run."""
+        """Add the scores of all documents together, and finish the run; a share only ends."""
         measurement = self.measurement
         try:
-            if _TOGETHER in self._keys and not self.directory.has(_TOGETHER):
-                started = time.perf_counter()
-                parts = [
-                    self._new[name].scores if name in self._new else self.directory.part(name) for name in self.inputs
-                ]
-                scores = as_scores(measurement, measurement.combine(parts, self.config))
-                self.save(_TOGETHER, scores, seconds=time.perf_counter() - started)
-            texts = [item.document for item in self.inputs.values()]
-            provenance = _provenance(self.subject, texts, self.request.model.revision)
-            self.directory.finish(self._keys, provenance=provenance, parts=self._new)
+            if self._share is None:
+                if _TOGETHER in self._keys and not self.directory.has(_TOGETHER):
+                    started = time.perf_counter()
+                    parts = [
+                        self._new[name].scores if name in self._new else self.directory.part(name)
+                        for name in self.inputs
+                    ]
+                    scores = as_scores(measurement, measurement.combine(parts, self.config))
+                    self.save(_TOGETHER, scores, seconds=time.perf_counter() - started)
+                texts = [item.document for item in self.inputs.values()]
+                provenance = _provenance(self.subject, texts, self.request.model.revision)
+                self.directory.finish(self._keys, provenance=provenance, parts=self._new)
         except WherewhatError as error:
             self.end(error)
         else:
@@ -414,9 +461,10 @@ class _Batch:
             try:
                 if isinstance(outcome, WherewhatError):
                     raise outcome
-                for key, scores in zip([_TOGETHER] if job.across else keys, outcome, strict=True):
-                    if key in job.missing:
-                        job.save(key, scores, seconds=seconds)
+                with job.writing():
+                    for key, scores in zip([_TOGETHER] if job.across else keys, outcome, strict=True):
+                        if key in job.missing:
+                            job.save(key, scores, seconds=seconds)
             except WherewhatError as error:
                 job.end(error)
 

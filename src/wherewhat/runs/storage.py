@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from wherewhat.boundary import user_path
@@ -139,6 +139,11 @@ class Remote:
                 return
             time.sleep(secrets.randbelow(1000) / 1000 * (attempt + 1))
         raise StoreError(f"{folder.name} in {self.address} differs from what was uploaded: start again")
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder with all its files; do nothing where there is none."""
+        with _as_store_error(self.address), suppress(FileNotFoundError):
+            self._system.rm(self._path(folder), recursive=True)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root

@@ -14,7 +14,12 @@ from typing import Any
 from wherewhat.boundary import user_path
 from wherewhat.errors import ConfigError, LoadError
 from wherewhat.files import HASH_DIGITS, JSON, canonical_json, slug, text_sha256
-from wherewhat.measures.measurement import ChoicesMeasurement, Measurement, QuestionMeasurement
+from wherewhat.measures.measurement import (
+    ChoicesMeasurement,
+    DocumentsMeasurement,
+    Measurement,
+    QuestionMeasurement,
+)
 from wherewhat.models.loaded import check_device_map, resolve_dtype
 from wherewhat.models.source import (
     ADAPTER_CONFIG,
@@ -29,7 +34,7 @@ from wherewhat.models.source import (
 from wherewhat.options import build_config
 from wherewhat.runs.code import code_identity
 from wherewhat.runs.identity import attention_settings, versions
-from wherewhat.runs.request import ModelRequest, Request, read_texts
+from wherewhat.runs.request import DEFAULT_DOCUMENTS, ModelRequest, Request, read_texts
 from wherewhat.sweep.file import (
     EMBEDDED_TEXT,
     ON_MODELS,
@@ -65,12 +70,14 @@ class Cell:
         checkpoint: Revision or checkpoint folder; None where there is only one.
         inputs: Hashes of texts or items, state of a local model's files, code of the measurement and versions, so that
             a changed one is another cell.
+        documents: Number of documents, prompts or items that are measured separately; 1 if they are measured together.
     """
 
     request: Request
     text: str | None = None
     checkpoint: str | None = None
     inputs: Mapping[str, JSON] = field(default_factory=dict)
+    documents: int = 1
 
     @cached_property
     def id(self) -> str:
@@ -313,12 +320,25 @@ def _cells(
                 options=entry.options,
                 **{**on_texts, **(text.shared if text else {}), **entry.shared},
             )
-            inputs: dict[str, JSON] = {
-                "texts": identify(request, measurement),
-                "model": variant.files,
-                **software,
-            }
-            yield Cell(request=request, text=text.name if text else None, checkpoint=variant.checkpoint, inputs=inputs)
+            sha256, count = identify(request, measurement)
+            inputs: dict[str, JSON] = {"texts": sha256, "model": variant.files, **software}
+            yield Cell(
+                request=request,
+                text=text.name if text else None,
+                checkpoint=variant.checkpoint,
+                inputs=inputs,
+                documents=_separate(request, measurement, count),
+            )
+
+
+def _separate(request: Request, measurement: Measurement, count: int) -> int:
+    """Return the number of inputs that are measured separately; ``count`` is that of documents or items."""
+    if isinstance(measurement, DocumentsMeasurement):
+        return 1
+    if isinstance(measurement, QuestionMeasurement):
+        config = build_config(measurement.config, request.options)
+        return sum(prompt_set.count for prompt_set in measurement.prompts(config))
+    return count or request.documents or DEFAULT_DOCUMENTS
 
 
 def _on(measurement: Measurement, texts: Sequence[TextEntry]) -> Sequence[TextEntry | None]:
@@ -332,10 +352,13 @@ class _Texts:
     """Hashes texts and items, each once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], str | None] = {}
+        self._known: dict[tuple[Any, ...], tuple[str | None, int]] = {}
 
-    def __call__(self, request: Request, measurement: Measurement) -> str | None:
-        """Return the hash of the documents or items of a request; None for prompts, which depend on the model."""
+    def __call__(self, request: Request, measurement: Measurement) -> tuple[str | None, int]:
+        """Return hash and number of the documents or items of a request.
+
+        They are None and 0 for prompts, which depend on the model.
+        """
         named = (request.files, request.prompts, request.items, request.documents)
         on_items = isinstance(measurement, ChoicesMeasurement)
         key = (*named, measurement.least_documents, isinstance(measurement, QuestionMeasurement), on_items)
@@ -344,5 +367,5 @@ class _Texts:
             if on_items and request.items is not None:
                 items = read_items(request.items, count=request.documents)
                 texts = [Document(item.name, item.text, item.source) for item in items]
-            self._known[key] = text_hash(texts) if texts else None
+            self._known[key] = text_hash(texts) if texts else None, len(texts)
         return self._known[key]

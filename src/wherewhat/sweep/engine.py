@@ -1,10 +1,9 @@
-"""What engines share: resources of a cell and of this machine, tasks, and their queue."""
+"""What engines share: resources of a cell and of this machine, and tasks."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -73,6 +72,8 @@ class CellTask:
         described: The cell in a few words.
         request: Its request, as plain values.
         model: Key of the model; tasks with the same key go to the same worker where possible.
+        texts: Key of the texts and of how they are run; tasks of one model with the same key are measured together.
+        documents: Number of documents that different workers can measure.
         store: Address of the store.
         sweep: Name of the sweep's folder in it.
         threads: Threads of torch.
@@ -85,6 +86,8 @@ class CellTask:
     described: str
     request: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
+    texts: str = ""
+    documents: int = 1
     store: str
     sweep: str
     threads: int = 1
@@ -103,14 +106,10 @@ class Watch(Protocol):
         """Show the workers of the engine, and the address of its dashboard if there is one."""
 
     def running(self, cells: Sequence[str]) -> None:
-        """Show the running cells; engines that know only their number give empty descriptions."""
+        """Show what workers measure."""
 
     def finished(self, task: CellTask, record: Record) -> None:
         """Show that a cell is done or has failed."""
-
-
-Work = Callable[[CellTask], Record]
-"""Function of a worker: measure a task, write its record into the store and return it."""
 
 
 def record_failure(task: CellTask, reason: str, *, attempts: int) -> Record:
@@ -125,38 +124,6 @@ def record_death(task: CellTask, how: str, *, attempts: int) -> Record:
     times = f"{attempts} times" if attempts > 1 else "once"
     reason = f"its worker process died {times} ({how}); often there is too little memory"
     return record_failure(task, reason, attempts=attempts)
-
-
-class TaskQueue:
-    """Tasks in their original order, except that a worker continues with the model it has loaded."""
-
-    def __init__(self, tasks: Iterable[CellTask]) -> None:
-        self._groups: dict[str, deque[CellTask]] = {}
-        for task in tasks:
-            self.put(task)
-
-    def put(self, task: CellTask) -> None:
-        """Add a task after the others of its model."""
-        self._groups.setdefault(task.model, deque()).append(task)
-
-    def __bool__(self) -> bool:
-        return bool(self._groups)
-
-    def next(self, model: str, others: Sequence[str]) -> CellTask:
-        """Return the next task for a worker.
-
-        Args:
-            model: The model that the worker has loaded.
-            others: Models that other workers have loaded; their tasks are left to them while there are others.
-        """
-        if model not in self._groups:
-            # The fewest workers, then the most tasks; min keeps the order of the file among equals.
-            model = min(self._groups, key=lambda name: (others.count(name), -len(self._groups[name])))
-        group = self._groups[model]
-        task = group.popleft()
-        if not group:
-            del self._groups[model]
-        return task
 
 
 _GIB = 1 << 30

@@ -7,14 +7,15 @@ import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from wherewhat.errors import StoreError
-from wherewhat.sweep.engine import CellTask, EngineError, TaskQueue, Watch, Work, record_death
+from wherewhat.sweep.engine import CellTask, EngineError, Watch
 from wherewhat.sweep.records import Record
+from wherewhat.sweep.schedule import Job, Schedule, Work
 
 _STARTS = 3
 _READY, _STOPPED = "ready", "stopped"
@@ -23,38 +24,37 @@ _READY, _STOPPED = "ready", "stopped"
 def run_locally(
     tasks: Sequence[CellTask], *, slots: Sequence[Mapping[str, str]], work: Work, watch: Watch, retries: int
 ) -> None:
-    """Run tasks in worker processes of this machine; a worker that dies is replaced and its task is tried again.
+    """Run tasks in worker processes of this machine; a worker that dies is replaced and its cells are tried again.
 
     Args:
         tasks: The tasks; those of one model go to the same worker while other workers have other models.
         slots: Environment variables of each worker, such as its GPU.
-        work: Function that a worker applies to a task; it must be importable.
+        work: Function that a worker applies to a job; it must be importable.
         watch: Receiver of events.
         retries: Number of further attempts when the worker of a task dies.
     """
-    queue = TaskQueue(tasks)
-    workers = [_Worker(slot, work) for slot in slots[: len(tasks)]]
+    schedule = Schedule(tasks, retries=retries)
+    workers = [_Worker(slot, work) for slot in slots[: schedule.useful(len(slots))]]
     watch.begin(workers=f"{len(workers)} local process{'es' if len(workers) != 1 else ''}", dashboard=None)
     try:
-        while queue or any(worker.task for worker in workers):
+        while schedule:
             for worker in workers:
-                if worker.free and queue:
-                    worker.give(queue.next(worker.model, [w.model for w in workers if w is not worker]))
-            watch.running([worker.task.described for worker in workers if worker.task])
+                others = [other.model for other in workers if other is not worker]
+                if worker.free and (job := schedule.next(worker.model, others, workers=len(workers))) is not None:
+                    worker.give(job)
+            watch.running([worker.job.described for worker in workers if worker.job])
             for worker in _changed(workers):
-                task, answer = worker.task, worker.answer()
-                if answer == _READY:
-                    continue
-                if task is not None and isinstance(answer, Record):
-                    watch.finished(task, answer)
-                elif isinstance(answer, StoreError):
+                job, answer = worker.job, worker.answer()
+                if isinstance(answer, StoreError):
                     raise answer
+                if job is not None and isinstance(answer, list):
+                    schedule.ended(job)
+                    for task, record in zip(job.tasks, answer, strict=False):  # shares have no records
+                        watch.finished(task, record)
                 elif answer == _STOPPED:
                     how = worker.restart()
-                    if task is not None and task.attempts < retries:
-                        queue.put(replace(task, attempts=task.attempts + 1))
-                    elif task is not None:
-                        watch.finished(task, record_death(task, how, attempts=task.attempts + 1))
+                    for task, record in schedule.died(job, how) if job is not None else ():
+                        watch.finished(task, record)
     finally:
         for worker in workers:
             worker.stop()
@@ -74,22 +74,22 @@ class _Worker:
     work: Work
 
     def __post_init__(self) -> None:
-        self.task: CellTask | None = None
+        self.job: Job | None = None
         self.model = ""
         self._failed_starts = 0
         self._start()
 
     @property
     def free(self) -> bool:
-        return self.task is None and self._ready
+        return self.job is None and self._ready
 
-    def give(self, task: CellTask) -> None:
-        self.task, self.model = task, task.model
+    def give(self, job: Job) -> None:
+        self.job, self.model = job, job.model
         with suppress(OSError):  # it just died, which is noticed when its answer is awaited
-            self.connection.send(task)
+            self.connection.send(job)
 
     def answer(self) -> Any:
-        """Return the message of the process: ready, a record or an error of the store; or that it has stopped."""
+        """Return the message of the process: ready, records or an error of the store; or that it has stopped."""
         try:
             # A message that was sent before the process died can still be read.
             message = self.connection.recv() if self.connection.poll() else _STOPPED
@@ -97,8 +97,8 @@ class _Worker:
             message = _STOPPED
         if message == _READY:
             self._ready, self._failed_starts = True, 0
-        elif isinstance(message, Record):
-            self.task = None
+        elif isinstance(message, list):
+            self.job = None
         return message
 
     def restart(self) -> str:
@@ -110,7 +110,7 @@ class _Worker:
             if self._failed_starts >= _STARTS:
                 raise EngineError(f"worker processes end before they can start (exit code {code}): see the lines above")
         self.connection.close()
-        self.task = None
+        self.job = None
         self._start()
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
@@ -130,16 +130,16 @@ class _Worker:
 
 
 def _serve(connection: Connection, work: Work) -> None:
-    """Run a worker process: receive tasks and send records until the connection is closed."""
+    """Run a worker process: receive jobs and send records until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     connection.send(_READY)
     while True:
         try:
-            task = connection.recv()
+            job = connection.recv()
         except (EOFError, OSError):
             return
         try:
-            answer: Record | StoreError = work(task)
+            answer: list[Record] | StoreError = work(job)
         except StoreError as error:
             answer = StoreError(str(error))
         with suppress(OSError):

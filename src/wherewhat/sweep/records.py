@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from wherewhat.errors import StoreError
-from wherewhat.files import HASH_DIGITS, canonical_json, parse_object, readable_json, text_sha256
+from wherewhat.files import HASH_DIGITS, JSON, canonical_json, parse_object, readable_json, text_sha256
 from wherewhat.runs.storage import Place
 
 SWEEPS = "sweeps"
 SWEEP = "sweep.json"
 CELLS = "cells"
+LOADS = "loads"
+PARTS = "parts"
 SCHEMA = 1
 
 
@@ -24,8 +27,8 @@ class Record:
         state: ``done`` or ``failed``.
         run: Name of its run directory in the store; None where it failed.
         reason: Why it failed, in one line.
-        seconds: Wall time of the last attempt, loading included.
-        attempts: Number of attempts; retries by Ray are not counted.
+        seconds: Wall time of the last attempt; loading counts for the first cell of a job.
+        attempts: Number of attempts; those in which the worker died together with other cells are not counted.
     """
 
     state: Literal["done", "failed"]
@@ -85,6 +88,18 @@ class SweepFolder:
         """Write the record of a cell."""
         self.place.write(self._path(f"{CELLS}/{cell}.json"), readable_json(asdict(record)))
 
+    def parts(self, run: str) -> str:
+        """Return the folder of finished parts of a run that workers of a remote store exchange."""
+        return self._path(f"{PARTS}/{run}")
+
+    def write_load(self, **facts: JSON) -> None:
+        """Write that a worker loaded a model."""
+        self.place.write(self._path(f"{LOADS}/{secrets.token_hex(8)}.json"), readable_json(facts))
+
+    def loads(self) -> int:
+        """Return how often workers loaded a model."""
+        return len(self.place.names(self._path(LOADS)))
+
     def forget(self, cells: Iterable[str]) -> None:
         """Mark cells as not run, in this sweep and in all others of the store that have a record of them."""
         wanted = list(cells)
@@ -138,6 +153,7 @@ class Status:
         cells: Its cells, as in ``sweep.json``.
         records: Records of the cells that ended.
         file_sha256: Hash of the sweep file it was started from.
+        loads: How often its workers loaded a model.
     """
 
     name: str
@@ -145,6 +161,7 @@ class Status:
     cells: Mapping[str, Mapping[str, Any]]
     records: Mapping[str, Record]
     file_sha256: str
+    loads: int
 
     @property
     def done(self) -> int:
@@ -167,5 +184,5 @@ def statuses(place: Place, *, file_sha256: str | None = None) -> list[Status]:
             cells = content["cells"]
             records = folder.records(cells)
             name, sha256 = str(content.get("name")), str(content.get("file_sha256"))
-            folders.append(Status(name, folder.name, cells, records, sha256))
+            folders.append(Status(name, folder.name, cells, records, sha256, folder.loads()))
     return folders
