@@ -11,20 +11,23 @@ from pathlib import Path
 import pytest
 
 from helpers.command_line import command_process
-from helpers.models import save_model
+from helpers.models import llama_config, save_model
 from wherewhat.cli.main import run_cli
 
 
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory) -> list[str]:
-    """A command that prints a table with ± of a tiny model; what it measures is there already."""
+    """A command that prints a table with ± of a tiny model; what it measures is there already.
+
+    Its texts are so long that they are measured one at a time.
+    """
     folder = tmp_path_factory.mktemp("terminals")
-    model = save_model(folder / "tiny")
+    model = save_model(folder / "tiny", llama_config(max_position_embeddings=256))
     texts = [folder / f"{name}.txt" for name in ("one", "two")]
     for index, text in enumerate(texts):
-        text.write_text("the cat sat on a mat and the dog ran " * (4 + index))
+        text.write_text("the cat sat on a mat and the dog ran " * (20 + index))
     given = [word for text in texts for word in ("--text", str(text))]
-    command = ["attention", str(model), "--tokens", "24", "--no-control", "--out", str(folder / "out"), *given]
+    command = ["attention", str(model), "--tokens", "160", "--no-control", "--out", str(folder / "out"), *given]
     assert run_cli(command) == 0
     return command
 

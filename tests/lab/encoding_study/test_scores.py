@@ -86,7 +86,7 @@ def test_a_record_is_what_one_layer_and_document_at_a_time_gives(encoding, held_
     if subject.model.rotation is None:
         assert "plane_share" not in found
     else:
-        planes = [[layer_scores(layer, PlanesConfig()) for layer in layers] for layers in each]
+        planes = [[layer_scores(layer, PlanesConfig())[0] for layer in layers] for layers in each]
         for name in ("slow_dominance", "q_concentration", "k_concentration"):
             close(name, ([one.heads[name] for one in row] for row in planes))
         shares = [torch.stack([one.curves["plane_share"].values.mean(0) for one in row]) for row in planes]
