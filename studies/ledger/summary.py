@@ -18,7 +18,7 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 PAGE = FOLDER.parents[1] / "docs" / "scaling.md"
-MODELS = {"SmolLM2-135M-Instruct": (512, 2048), "1.1B": (512,), "8B": (512,)}
+MODELS = {"SmolLM2-135M-Instruct": (512, 2048), "8B": (512,)}
 """Lengths in the table of times, by model; those of models without a file are left out."""
 
 MACHINES = {"CPU, aarch64": "2 ARM cores", "NVIDIA H200": "one H200"}
@@ -119,7 +119,7 @@ def hour(found: list[Ledger]) -> Iterator[str]:
     """Yield the table of documents that one hour of a GPU measures, or how to measure them."""
     found = [one for one in found if one["threads"] is None]
     if not found:
-        yield "◆ `python benchmarks/ledger.py --shape 8B --json studies/ledger/8B.json`, and the same for 1.1B."
+        yield "◆ `python benchmarks/ledger.py --shape 8B --documents 8 --json studies/ledger/8B.json`."
         return
     names = list(dict.fromkeys(name for one in found for name in one["measurements"]))
     yield "| measurement | " + " | ".join(f"{one['model']}, {one['tokens']:,} tokens" for one in found) + " |"
