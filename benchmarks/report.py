@@ -29,25 +29,25 @@ MOST = 60
 
 
 class TimedProgress(TerminalProgress):
-    """Progress that keeps the processor time between its lines about measurements."""
+    """Progress that keeps the processor time between its lines about measurements; shared passes count for the first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now, self.started = "loading and verifying", time.process_time()
+        self.started = time.process_time()
         self.seconds: dict[str, float] = {}
 
     def say(self, line: str) -> None:
-        """Print a line; where it names the next measurement, the previous one ends."""
-        found = re.fullmatch(r"\d+ of \d+: (.+)", line)
-        if found or line.startswith("writing"):
-            self.turn(found[1] if found else line)
+        """Print a line; where it says that a measurement ended, the time since the last such line was for it."""
+        ended = re.fullmatch(r"\d+ of \d+: (.+) ended", line)
+        if ended or "measurements: about" in line:
+            self.add(ended[1] if ended else "loading and excerpt")
         super().say(line)
 
-    def turn(self, following: str) -> None:
-        """Add the time so far to what is measured now, and go on to the following."""
+    def add(self, name: str) -> None:
+        """Add the time since the last call to what it was used for."""
         used = time.process_time()
-        self.seconds[self.now] = self.seconds.get(self.now, 0.0) + used - self.started
-        self.now, self.started = following, used
+        self.seconds[name] = self.seconds.get(name, 0.0) + used - self.started
+        self.started = used
 
 
 def main() -> int:
@@ -68,7 +68,7 @@ def main() -> int:
             progress=progress,
         )
         megabytes = made.write(Path(out) / "report.html").stat().st_size / 1e6
-    progress.turn("")
+    progress.add("the page")
     wall, total = time.perf_counter() - started, sum(progress.seconds.values())
     print(f"plain pass over {options.documents} x {options.tokens} tokens: {plain:.1f} processor seconds")
     for name, seconds in progress.seconds.items():
