@@ -29,7 +29,7 @@ MOST = 60
 
 
 class TimedProgress(TerminalProgress):
-    """Progress that keeps the processor time between its lines about measurements; shared passes count for the first."""
+    """Progress that keeps the processor time between its lines about measurements; the first has shared passes."""
 
     def __init__(self) -> None:
         super().__init__()
