@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.session import Editor
+from wherewhat.scores import copied_at_once
 
 Value = TypeVar("Value")
 
@@ -90,9 +91,14 @@ def edited_rows(
 
 
 def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors of any shapes as float64 on the CPU, copied at once."""
-    if not tensors:
-        return []
-    joined = torch.cat([x.double().flatten() for x in tensors]).cpu()
-    parts = torch.split(joined, [x.numel() for x in tensors])
-    return [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)]
+    """Return tensors of any shapes as float64 on the CPU; those of each device are copied at once."""
+    copies: dict[int, Tensor] = {}
+    by_device: dict[torch.device, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        if tensor.device.type == "cpu":
+            copies[index] = tensor.double().cpu()
+        else:
+            by_device.setdefault(tensor.device, []).append(index)
+    for indices in by_device.values():
+        copies |= zip(indices, copied_at_once([tensors[index].double() for index in indices]), strict=True)
+    return [copies[index] for index in range(len(tensors))]
