@@ -1,4 +1,4 @@
-"""PyTorch's numerical settings, reset to those of a new process while results are computed."""
+"""PyTorch's numerical settings, reset to those of a new process while results are computed; what GPUs hold."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _ONEDNN: Any = torch.backends.mkldnn  # its switch is a property made at import, unknown to type checkers
 
@@ -88,6 +89,19 @@ def weight_dtypes(model: nn.Module) -> set[torch.dtype]:
     """Return the dtypes of a model's weights, and those in which its quantised layers compute."""
     computed = (getattr(module, "compute_dtype", None) for module in model.modules())
     return {p.dtype for p in model.parameters()} | {dtype for dtype in computed if isinstance(dtype, torch.dtype)}
+
+
+@lru_cache(maxsize=4096)
+@torch.inference_mode(False)  # the kept tensors are also used outside of inference mode
+def constant_tensor(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return a few numbers ``(n,)`` on a device, such as indices; kept, because a copy to a GPU waits for it."""
+    return torch.tensor(values, device=device)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free bytes of a GPU, with those that torch has reserved and does not use."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def has_triton(device: torch.device) -> bool:

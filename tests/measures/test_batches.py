@@ -14,7 +14,7 @@ from helpers.capture import TinySubject, proved, run, shared, tokens
 from wherewhat.errors import ConfigError
 from wherewhat.lengths import METHODS, find_method
 from wherewhat.measures import batches
-from wherewhat.measures.batches import chunks, equal_runs, on_host, rows_at_once
+from wherewhat.measures.batches import chunks, equal_runs, read_at_once, rows_at_once
 from wherewhat.measures.extend import ExtendConfig
 from wherewhat.measures.extend import text as extend_text
 from wherewhat.measures.extend.text import LengthProbes, attention_probe, axes_probe, measure_all_lengths
@@ -271,8 +271,8 @@ def test_losses_of_texts_are_those_of_each():
 def test_rows_of_a_batch():
     assert chunks(7, 3) == [slice(0, 3), slice(3, 6), slice(6, 7)]
     assert list(equal_runs("aabc")) == [("a", slice(0, 2)), ("b", slice(2, 3)), ("c", slice(3, 4))]
-    assert on_host([]) == []
-    parts = on_host([torch.ones(2, 3), torch.tensor(4.0), torch.tensor([True, False])])
+    assert read_at_once([]) == []
+    parts = read_at_once([torch.ones(2, 3), torch.tensor(4.0), torch.tensor([True, False])])
     assert [part.shape for part in parts] == [(2, 3), (), (2,)]
     assert [part.dtype for part in parts] == [torch.float64] * 3
     assert parts[2].tolist() == [1, 0]

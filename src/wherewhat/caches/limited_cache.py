@@ -15,12 +15,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from wherewhat.caches.attending_cache import AttendingLayer, RunningPass, attending_cache, compare_cache
 from wherewhat.caches.edits import edited_layer
 from wherewhat.caches.plan import Plan, plannable
-from wherewhat.caches.visibility import HeadSet, full_attention, index_tensor, limited_attention, mask_of
+from wherewhat.caches.visibility import HeadSet, full_attention, limited_attention, mask_of
 from wherewhat.captures.calls import AttentionCall
 from wherewhat.captures.layout import LayerLayout
 from wherewhat.captures.proof import Proof, current_proof
 from wherewhat.captures.structure import State, opened
-from wherewhat.numerics import has_triton
+from wherewhat.numerics import constant_tensor, has_triton
 
 _SPARE = 256
 """Keys for which memory is reserved when a cache grows: all keys are copied once per that number of tokens."""
@@ -152,7 +152,7 @@ class _Buffer:
         """Return the part of the buffer's key heads of keys or values of all of them."""
         if len(self._groups) == new.shape[1]:
             return new
-        return new.index_select(1, index_tensor(self._groups, new.device))
+        return new.index_select(1, constant_tensor(self._groups, new.device))
 
     def reserve(self, new: tuple[Tensor, Tensor], count: int, used: int) -> None:
         """Make space for ``count`` keys like ``new``, of which ``used`` exist."""
@@ -267,9 +267,9 @@ class LimitedLayer(AttendingLayer):
         size = heads // k.shape[1]
         mixed = bool(limits.stored and limits.ring)
         if mixed:
-            groups = index_tensor(limits.stored + limits.ring, k.device)
+            groups = constant_tensor(limits.stored + limits.ring, k.device)
             k, v = k.index_select(1, groups), v.index_select(1, groups)
-            q = q.index_select(1, index_tensor(limits.order, q.device))
+            q = q.index_select(1, constant_tensor(limits.order, q.device))
         q = q.view(batch, heads // size, size, d)
         outputs, first = [], 0
         for buffer, chosen in ((self._all, limits.stored), (self._ring, limits.ring)):
@@ -288,7 +288,7 @@ class LimitedLayer(AttendingLayer):
             outputs.append(scaled_dot_product_attention(rows, keys, values, scale=call.scale))
             first += len(chosen)
         output = (torch.cat(outputs, 1) if mixed else outputs[0]).reshape(batch, 1, heads, -1)
-        return output.index_select(2, index_tensor(limits.inverse, output.device)) if mixed else output
+        return output.index_select(2, constant_tensor(limits.inverse, output.device)) if mixed else output
 
     def _seen(self, part: _Part) -> tuple[Tensor, Tensor]:
         """Return the keys and values that the last query of a part sees."""
@@ -301,7 +301,7 @@ class LimitedLayer(AttendingLayer):
             if part.stored and part.limited and count > limits.window + limits.sinks:
                 x = torch.cat([x[:, :, : limits.sinks], x[:, :, count - limits.window :]], 2)
             if groups != tuple(range(x.shape[1])):
-                x = x.index_select(1, index_tensor(groups, x.device))
+                x = x.index_select(1, constant_tensor(groups, x.device))
             seen.append(x)
         return seen[0], seen[1]
 
@@ -315,7 +315,7 @@ class LimitedLayer(AttendingLayer):
             recent = torch.arange(before - limits.window, before, device=device)
             index = torch.cat([torch.arange(limits.sinks, device=device), recent])
         slots = index if part.stored else self._slot(index)
-        groups = index_tensor(part.heads.groups, device)
+        groups = constant_tensor(part.heads.groups, device)
         k, v = (
             torch.cat([x.index_select(2, slots), buffer.selected(fresh)], 2).index_select(1, groups)
             for x, fresh in zip(buffer.tensors, new, strict=True)
@@ -339,7 +339,7 @@ class LimitedLayer(AttendingLayer):
         """Return the outputs of all parts in the order of the layer's heads, which are on ``axis``."""
         if len(parts) == 1:
             return parts[0]
-        return torch.cat(parts, axis).index_select(axis, index_tensor(self._limits.inverse, parts[0].device))
+        return torch.cat(parts, axis).index_select(axis, constant_tensor(self._limits.inverse, parts[0].device))
 
     def _slot(self, index: Any) -> Any:
         """Return the place in the ring of tokens by their index."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -27,6 +26,7 @@ from wherewhat.caches.attention import (
 from wherewhat.caches.kernels import attend_by_kernels, kernel_available
 from wherewhat.captures.attention import LayerAttention, Mask, Rows
 from wherewhat.captures.rotation import Rotation
+from wherewhat.numerics import constant_tensor
 
 _FEW = 256
 """Number of far keys up to which they are processed together, beside a kernel for the window."""
@@ -131,7 +131,7 @@ def _reached(distant: KeySet) -> KeySet:
 
 def query_rows(rows: Queries, device: torch.device) -> Rows:
     """Return some queries as a slice, or as indices on a device."""
-    return rows if isinstance(rows, slice) else index_tensor(rows, device)
+    return rows if isinstance(rows, slice) else constant_tensor(rows, device)
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def attend_by_heads(
         if chosen.whole:
             return part
         output = empty_output(attention).to(part.dtype) if output is None else output
-        output.index_copy_(2, index_tensor(chosen.heads, output.device), part.to(output.dtype))
+        output.index_copy_(2, constant_tensor(chosen.heads, output.device), part.to(output.dtype))
     assert output is not None, "a layer has heads"
     return output
 
@@ -299,18 +299,11 @@ class HeadSet:
 
     def of_queries(self, x: Tensor, axis: int = 1) -> Tensor:
         """Return the heads' part of a tensor of all query heads."""
-        return x if self.whole else x.index_select(axis, index_tensor(self.heads, x.device))
+        return x if self.whole else x.index_select(axis, constant_tensor(self.heads, x.device))
 
     def of_keys(self, x: Tensor) -> Tensor:
         """Return the part of their key heads of keys or values ``(batch, kv_heads, m, d)``."""
-        return x if self.whole else x.index_select(1, index_tensor(self.groups, x.device))
-
-
-@functools.lru_cache(maxsize=4096)
-@torch.inference_mode(False)  # the cached tensors are also used outside of inference mode
-def index_tensor(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return indices as a tensor, made once for each device: copying them takes longer than most kernels."""
-    return torch.tensor(values, device=device)
+        return x if self.whole else x.index_select(1, constant_tensor(self.groups, x.device))
 
 
 def with_heads(attention: LayerAttention, heads: HeadSet) -> LayerAttention:

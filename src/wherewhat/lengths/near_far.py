@@ -25,13 +25,14 @@ from wherewhat.caches.attention import (
 )
 from wherewhat.caches.kernels import MOST_FAR, attend_on_gpu, kernel_available, merge_attention, merged_attention
 from wherewhat.caches.plan import Plan
-from wherewhat.caches.visibility import Queries, Visibility, Windowed, attend_by_heads, index_tensor, query_rows
+from wherewhat.caches.visibility import Queries, Visibility, Windowed, attend_by_heads, query_rows
 from wherewhat.captures.attention import LayerAttention, Rows, shared_product
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import ConfigError
 from wherewhat.lengths.method import LengthMethod, check_positive, required
 from wherewhat.lengths.selection import PlaneFactors, add_far_keys, can_search, plane_factors
+from wherewhat.numerics import constant_tensor
 
 Judged = Literal["averaged", "capped"]
 """How a far key is judged: by its logit averaged over distances 0 to L, or by that at distance L."""
@@ -252,7 +253,7 @@ class _NearFar:
         chosen = self._within_margin(attention, queries, sets, _contents(attention))
         if chosen is None:
             return out
-        looking = index_tensor(tuple(map(int, self.looking)), out.device).bool()[:, None, None]
+        looking = constant_tensor(tuple(map(int, self.looking)), out.device).bool()[:, None, None]
         # A key is chosen once, and is not visible in the window.
         return torch.where(looking, out.scatter_reduce(-1, chosen.keys, chosen.scores, "amax"), out)
 

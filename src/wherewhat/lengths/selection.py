@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from wherewhat.caches.kernels import kernel_available
-from wherewhat.caches.visibility import index_tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
-from wherewhat.numerics import has_triton
+from wherewhat.numerics import constant_tensor, has_triton
 
 _CHUNK = 4096
 """Most queries whose block maxima are in memory at the same time; a multiple of 128."""
@@ -207,7 +206,7 @@ def add_far_keys(
         return
     kv_heads, group = attention.kv_heads, attention.heads // attention.kv_heads
     back, still = turns(attention), plane_factors(None, torch.zeros(1, device=device), d)
-    listed, of_kv = (index_tensor(x, device) for x in (heads, tuple(head // group for head in heads)))
+    listed, of_kv = (constant_tensor(x, device) for x in (heads, tuple(head // group for head in heads)))
     step = max(1, count // _SAMPLE)
     of_queries, of_keys = slice(first + window, attention.n, step), slice(first, first + count, step)
     plan = sketch_plan(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.session import Editor
+from wherewhat.numerics import free_memory
 from wherewhat.scores import copied_at_once
 
 Value = TypeVar("Value")
@@ -26,10 +27,7 @@ def batch_mib(device: torch.device) -> int:
     """
     if device.type != "cuda":
         return 1024
-    # Memory that torch has reserved and does not use is free, too.
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + unused
-    return max(1, min(16 * 1024, free // 8 // 2**20))
+    return max(1, min(16 * 1024, free_memory(device) // 8 // 2**20))
 
 
 def rows_at_once(logits: Tensor, *, tokens: int | None = None) -> int:
@@ -87,10 +85,10 @@ def edited_rows(
         logits = edited(ids[rows], lambda attention, own=rows: editor(attention, own))  # type: ignore[misc]
         numbers += read(logits, rows)
         del logits  # logits of long texts are gigabytes, and are freed before the next pass
-    return on_host(numbers)
+    return read_at_once(numbers)
 
 
-def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+def read_at_once(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors of any shapes as float64 on the CPU; those of each device are copied at once."""
     copies: dict[int, Tensor] = {}
     by_device: dict[torch.device, list[int]] = {}

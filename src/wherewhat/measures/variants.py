@@ -16,7 +16,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.session import Editor
 from wherewhat.errors import CaptureError
-from wherewhat.measures.batches import batch_mib, chunks, on_host
+from wherewhat.measures.batches import batch_mib, chunks, read_at_once
 from wherewhat.measures.extend.retrieval import Planting, plant
 from wherewhat.measures.tensors import text_losses
 
@@ -111,7 +111,7 @@ class VariantRuns:
                     parts.append((text, chunk, self._outcome(text, [text_logits[row] for text_logits in logits])))
                 del logits
         outcomes = torch.zeros(2, len(self._ids), len(variants), dtype=torch.float64)
-        for (text, chunk, _), part in zip(parts, on_host([part for *_, part in parts]), strict=True):
+        for (text, chunk, _), part in zip(parts, read_at_once([part for *_, part in parts]), strict=True):
             outcomes[:, text, chunk] = part
         return outcomes[0], outcomes[1]
 

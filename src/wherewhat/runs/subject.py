@@ -26,7 +26,7 @@ from wherewhat.measures.batches import in_order
 from wherewhat.models import loader
 from wherewhat.models.loaded import LoadedModel, evaluation, max_positions, resolve_device, trained_length
 from wherewhat.models.memory import load_memory
-from wherewhat.numerics import new_process_settings, weight_dtypes
+from wherewhat.numerics import free_memory, new_process_settings, weight_dtypes
 from wherewhat.options import checked
 from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
 from wherewhat.text.documents import Document
@@ -325,8 +325,7 @@ def texts_at_once(model: Any, tokens: int) -> int:
     hidden, heads = config.hidden_size, getattr(config, "num_attention_heads", 1)
     # A measurement holds queries and keys about eight times in float64, and several blocks of logits.
     each = memory(model, tokens) - memory(model, 0) + 64 * 2 * hidden * tokens + 16 * heads * tokens * min(tokens, 2048)
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + unused
+    free = free_memory(device)
     while most > 1 and most * each > free / 2:
         most //= 2
     return most

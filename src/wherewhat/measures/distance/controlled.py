@@ -14,8 +14,8 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.distance import DistanceConfig
-from wherewhat.measures.swaps.logits import on_device
 from wherewhat.measures.tensors import centred_ranks, check_finite, check_heads, on_host, rotates, scores_by_text
+from wherewhat.numerics import constant_tensor
 from wherewhat.options import short_repr
 from wherewhat.scores import Column, Scores
 
@@ -489,9 +489,9 @@ def layer_scores(attention: LayerAttention, config: DistanceConfig) -> list[Scor
     positions = on_host(attention.positions)
     reach = float(positions.max() - positions.min())
     grid = distance_grid(reach, per_octave=config.per_octave, beyond=config.beyond)
-    distances = on_device(tuple(grid), device).double()
+    distances = constant_tensor(tuple(grid), device).double()
     queries = spaced_queries(attention.n, config.queries)
-    chosen = on_device(tuple(queries), device)
+    chosen = constant_tensor(tuple(queries), device)
     own = chosen + (attention.m - attention.n)
     visible = merged.visible(chosen.to(merged.mask.device))[0].any(0).to(device)
     places = merged.positions.to(device)
@@ -504,7 +504,7 @@ def layer_scores(attention: LayerAttention, config: DistanceConfig) -> list[Scor
     table = QueryTable.of(
         merged.q[0][:, chosen],
         rotation,
-        distances=torch.cat([on_device((config.reference,), device).double(), distances]) if added else distances,
+        distances=torch.cat([constant_tensor((config.reference,), device).double(), distances]) if added else distances,
         kept=torch.cat([torch.zeros_like(kept[:1]), kept]) if added else kept,
         visible=visible,
         places=places,

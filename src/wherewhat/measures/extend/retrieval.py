@@ -13,8 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from wherewhat.caches.visibility import index_tensor
 from wherewhat.errors import MeasureError
+from wherewhat.numerics import constant_tensor
 
 Encode = Callable[[str], Sequence[int]]
 """Function that returns the token ids of a text without those that a model expects in front of it."""
@@ -316,7 +316,7 @@ class RememberedFacts:
     def logprobs(self, logits: Tensor, prompt: int) -> Tensor:
         """Return the log-probability of every answer after one prompt, ``(prompts,)``, from its logits ``(n, …)``."""
         after_prompt = logits[int(self.last[prompt])].float().log_softmax(-1)
-        return after_prompt[index_tensor(tuple(self.answers.tolist()), logits.device)].double()
+        return after_prompt[constant_tensor(tuple(self.answers.tolist()), logits.device)].double()
 
     def gain(self, logprobs: Tensor) -> float:
         """Return the mean log-probability of the answers, minus that of the same answers for other subjects, nats.

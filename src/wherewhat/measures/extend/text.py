@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wherewhat.caches.visibility import index_tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.lengths import METHODS, find_method
@@ -20,11 +19,12 @@ from wherewhat.lengths.windows import Untouched
 from wherewhat.measures.axes.fit import AxesFit, fit_margins
 from wherewhat.measures.axes.margins import blocked_margins
 from wherewhat.measures.axes.solver import Band
-from wherewhat.measures.batches import chunks, edited_rows, equal_runs, on_host, rows_at_once
+from wherewhat.measures.batches import chunks, edited_rows, equal_runs, read_at_once, rows_at_once
 from wherewhat.measures.extend import LADDER, ExtendConfig
 from wherewhat.measures.extend.retrieval import Encode, Questions, ask, plant, run_scores, second_copy
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.tensors import centred_ranks, cosine, text_losses
+from wherewhat.numerics import constant_tensor
 from wherewhat.scores import Column, Scores, on_cpu
 
 SINKS = 4
@@ -387,7 +387,7 @@ def read_in_pieces(
         for some in chunks(len(alike), most):
             read(alike[some], reducer)
     losses = torch.full((texts, n - 1), torch.nan, dtype=torch.float64)
-    for start, part in zip(parts, on_host([*parts.values()]), strict=True):
+    for start, part in zip(parts, read_at_once([*parts.values()]), strict=True):
         losses[:, start + half : stops[start]] = part
     return losses, lambda tokens: rows_at_once(sample, tokens=tokens)
 
@@ -444,7 +444,7 @@ def attention_probe(attention: LayerAttention, method: LengthMethod, queries: sl
 def _spread(attention: LayerAttention, method: LengthMethod, rows: tuple[int, ...], limit: int) -> dict[str, Tensor]:
     """Return the statistics of :func:`attention_probe` that are means and maxima over queries."""
     scores = method.scores(attention, rows)  # (texts, heads, rows, m)
-    i = index_tensor(rows, scores.device)
+    i = constant_tensor(rows, scores.device)
     weights = attention.weigh(scores, i)
     nats = torch.special.entr(weights).sum(-1)
     if attention.sinks is not None:

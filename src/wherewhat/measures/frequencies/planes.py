@@ -13,9 +13,10 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.swaps import SCORES, TAU
 from wherewhat.measures.swaps.dense import score_all_swaps, takes_all
 from wherewhat.measures.swaps.layer import layer_swaps
-from wherewhat.measures.swaps.logits import QueryLogits, consecutive, keys_before, on_device, query_logits
+from wherewhat.measures.swaps.logits import QueryLogits, consecutive, keys_before, query_logits
 from wherewhat.measures.swaps.scores import score_swaps
 from wherewhat.measures.tensors import per_query_head
+from wherewhat.numerics import constant_tensor
 from wherewhat.scores import Column, Scores
 
 
@@ -42,7 +43,7 @@ def frequency_use(attention: LayerAttention, queries: Sequence[int]) -> Tensor:
     The largest absolute contribution over the keys before a query, averaged over queries (arXiv 2511.11579).
     """
     assert attention.rotation is not None
-    rows = on_device(tuple(queries), attention.rot_q.device)
+    rows = constant_tensor(tuple(queries), attention.rot_q.device)
     q = attention.rot_q[0][:, rows].double().view(attention.kv_heads, -1, len(queries), attention.rot_q.shape[-1])
     k = attention.rot_k[0].double()[:, None]
     (first_q, first_k), (second_q, second_k) = ((q[..., half], k[..., half]) for half in attention.rotation.halves)
@@ -83,7 +84,7 @@ def mean_frequency_softmax(use: Tensor, inv_freq: Tensor) -> Tensor:
 
 def _ids_like(use: Tensor, inv_freq: Tensor) -> Tensor:
     """Return :func:`frequency_ids` on the device of ``use``, without a wait for it."""
-    return on_device(tuple(frequency_ids(inv_freq).int().tolist()), use.device).double()
+    return constant_tensor(tuple(frequency_ids(inv_freq).int().tolist()), use.device).double()
 
 
 _ENTRIES = {"cpu": 2**21, "cuda": 2**26}
@@ -120,7 +121,7 @@ def plane_swaps(
             if takes_all(part.counts, (tau,), part.k.device)
             else score_swaps(part, taus=(tau,), effective=False)
         )
-        index = slice(None) if len(columns) == len(queries) else on_device(tuple(columns), scores.device)
+        index = slice(None) if len(columns) == len(queries) else constant_tensor(tuple(columns), scores.device)
         for values, result in zip(scores, (swaps.s_pos, swaps.s_sym), strict=True):
             # (kv_heads · planes, heads of a key head · queries) to (heads, queries, planes)
             by_head = torch.unflatten(result[..., 0], 0, (attention.kv_heads, -1)).mT
@@ -143,10 +144,10 @@ def plane_queries(
     keys_of = keys_before(attention, queries, skip=skip)
     for columns, whole in query_logits(attention, queries, skip=skip):
         keys = consecutive(max((keys_of[x] for x in columns), key=len))
-        rows = on_device(tuple(queries[x] for x in columns), device)
+        rows = constant_tensor(tuple(queries[x] for x in columns), device)
         rot_q = attention.rot_q[0][:, rows].double().reshape(attention.kv_heads, -1, attention.rot_q.shape[-1])
         rot_k = attention.rot_k[0][:, keys].double()
-        hidden = torch.arange(rot_k.shape[1], device=device) >= on_device(whole.counts, device)[:, None]
+        hidden = torch.arange(rot_k.shape[1], device=device) >= constant_tensor(whole.counts, device)[:, None]
         entries = _ENTRIES.get(device.type, _ENTRIES["cpu"])
         step = max(1, entries // (rot_q.shape[0] * rot_q.shape[1] * rot_k.shape[1]))
         turns = whole.turns.expand(attention.kv_heads, -1, -1)
@@ -154,7 +155,7 @@ def plane_queries(
         for dims in (part for kind in dimensions(attention) for part in torch.split(kind, step)):
             planes, width = len(dims), (dims.shape[1] + 1) // 2
             part = slice(first, first + planes * width)
-            index = on_device(tuple(dims.flatten().tolist()), device)
+            index = constant_tensor(tuple(dims.flatten().tolist()), device)
 
             def split(x: Tensor, part: slice = part, planes: int = planes) -> Tensor:
                 """Move planes of ``(kv_heads, n, all planes)`` to the groups."""

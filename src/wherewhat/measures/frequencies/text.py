@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from wherewhat.caches.visibility import index_tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.batches import edited_rows, rows_at_once
@@ -53,6 +52,7 @@ from wherewhat.measures.tensors import (
     text_losses,
 )
 from wherewhat.measures.variants import DEPTHS, LEAST_GAIN, RUN
+from wherewhat.numerics import constant_tensor
 from wherewhat.scores import Column, Scores, on_cpu
 
 
@@ -235,7 +235,7 @@ class _MaskedScores:
             return
         chosen = tuple(self._heads[attention.layer].nonzero()[:, 0].tolist())
         means = {name: torch.unflatten(getattr(swaps, name).nanmean(-1), 0, (len(rows), -1)) for name in SCORES}
-        masked = {name: x[:, index_tensor(chosen, x.device)] for name, x in means.items()}
+        masked = {name: x[:, constant_tensor(chosen, x.device)] for name, x in means.items()}
         for index, row in enumerate(rows):
             self._means.setdefault(row, []).append({name: x[index] for name, x in masked.items()})
 
@@ -415,7 +415,7 @@ class _MassiveRuns:
             if attention.layer not in self.massive:
                 return None
             fixed = FixedDimensions.stacked([change.fixed[attention.layer][text] for change, text in rows[chunk]])
-            first = index_tensor(tuple(change.first for change, _ in rows[chunk]), attention.rot_q.device)
+            first = constant_tensor(tuple(change.first for change, _ in rows[chunk]), attention.rot_q.device)
             changed = fixed.apply_from(attention, first.view(-1, 1, 1, 1))
             return output_of(changed, block_mib=self.masking.block_mib)
 

@@ -9,11 +9,10 @@ from dataclasses import astuple, dataclass, replace
 import torch
 from torch import Tensor
 
-from wherewhat.caches.visibility import index_tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import CaptureError, MeasureError
 from wherewhat.measures.axes.fit import fit_layer
-from wherewhat.measures.batches import on_host, rows_at_once
+from wherewhat.measures.batches import read_at_once, rows_at_once
 from wherewhat.measures.measurement import Subject, Text
 from wherewhat.measures.perturb import KINDS, PerturbConfig, percent, perturbations
 from wherewhat.measures.perturb.changes import (
@@ -26,6 +25,7 @@ from wherewhat.measures.perturb.changes import (
     units,
 )
 from wherewhat.measures.tensors import check_faithful, correlation, defined, text_losses, token_losses
+from wherewhat.numerics import constant_tensor
 from wherewhat.scores import Column, Scores
 
 _FAITHFUL = 1e-5
@@ -324,14 +324,14 @@ class PerturbedRuns:
             fit = fit_layer(plain.merged)
             axes = torch.stack([fit.r, *(fit.unique[axis] for axis in "abc")]).double()
             by_text = torch.unflatten(axes, 1, (attention.texts, -1))
-            own = at[device].index_select(0, index_tensor(tuple(texts), device))
+            own = at[device].index_select(0, constant_tensor(tuple(texts), device))
             chosen = attention.output.detach().take_along_dim(own[:, :, None, None], 1).float()
             for row, text in enumerate(texts):
                 fits[text, attention.layer], outputs[text, attention.layer] = by_text[:, row], chosen[row]
 
         self._run([change for change, _ in asked], measure)
-        axes = dict(zip(fits, on_host([*fits.values()]), strict=True))
-        read = dict(zip(outputs, on_host([*outputs.values()]), strict=True))
+        axes = dict(zip(fits, read_at_once([*fits.values()]), strict=True))
+        read = dict(zip(outputs, read_at_once([*outputs.values()]), strict=True))
         states: list[dict[int, LayerState]] = [{} for _ in asked]
         for (text, layer), values in axes.items():
             named = dict(zip(("r", "share_a", "share_b", "share_c"), values, strict=True))
@@ -354,7 +354,7 @@ class PerturbedRuns:
                 most = self._most(length)  # known better after the first pass, which tells the size of the logits
                 own, members = members[:most], members[most:]
                 losses |= zip(own, self._losses([changes[index] for index in own], own, reducer), strict=True)
-        for index, values in zip(losses, on_host([*losses.values()]), strict=True):
+        for index, values in zip(losses, read_at_once([*losses.values()]), strict=True):
             self._known[_key(changes[index])] = values
 
     def _losses(

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from wherewhat.measures.swaps import TAU, scores
-from wherewhat.measures.swaps.logits import QueryLogits, block_logits, on_device, to_real
+from wherewhat.measures.swaps.logits import QueryLogits, block_logits, to_real
 from wherewhat.measures.swaps.scores import Blocks, SwapScores, cosine_parts, swap_entropy
-from wherewhat.numerics import has_triton
+from wherewhat.numerics import constant_tensor, has_triton
 
 _PANEL = {"cpu": 512, "cuda": 8192}
 """Side of the largest matrix of logits, and of a square with the logits of several queries that are held at a time."""
@@ -51,8 +51,8 @@ def takes_all(counts: tuple[int, ...], taus: tuple[float, ...], device: torch.de
 def dense_constants(counts: tuple[int, ...], taus: tuple[float, ...], device: torch.device) -> list[Tensor]:
     """Return the tensors that are kept for single keys and blocks of queries with some numbers of keys."""
     temperatures = (*_temperatures(taus), *_temperatures(taus[:1]))
-    rows = [on_device(tuple(chosen), device) for chosen, _ in _alike(list(counts))]
-    return [*rows, on_device(counts, device), *(_inverse(x, device) for x in temperatures)]
+    rows = [constant_tensor(tuple(chosen), device) for chosen, _ in _alike(list(counts))]
+    return [*rows, constant_tensor(counts, device), *(_inverse(x, device) for x in temperatures)]
 
 
 def dense_memory(queries: int, keys: int, device: torch.device) -> int:
@@ -77,7 +77,7 @@ def score_all_swaps(
     columns = _nothing(query, 2 * number + 1)
     blocks = Blocks.of(query, block)
     for chosen, most in _alike([count // block for count in query.counts]):
-        index = slice(None) if len(chosen) == rows else on_device(tuple(chosen), columns.device)
+        index = slice(None) if len(chosen) == rows else constant_tensor(tuple(chosen), columns.device)
         columns[:, index] = _columns(blocks, index, most, taus, sink)
     s_pos, s_sym, effective = torch.split(columns, [number, number, 1], -1)
     if query.sink and not sink:
@@ -100,7 +100,7 @@ def score_block_sizes(query: QueryLogits, tau: float, sizes: tuple[int, ...]) ->
     rows, columns = query.q.shape[1], _nothing(query, 2 * len(sizes))
     by_size = {size: Blocks.of(query, size) for size in sizes}
     for chosen, most in _alike(list(query.counts)):
-        index = slice(None) if len(chosen) == rows else on_device(tuple(chosen), columns.device)
+        index = slice(None) if len(chosen) == rows else constant_tensor(tuple(chosen), columns.device)
         possible = [size for size in sizes if most >= 2 * size]
         if not possible:
             continue

@@ -26,12 +26,12 @@ from wherewhat.measures.swaps.logits import (
     QueryLogits,
     choose_queries,
     keys_before,
-    on_device,
     queries_at_once,
     query_logits,
 )
 from wherewhat.measures.swaps.scores import Pivots, SwapScores, score_swaps
 from wherewhat.measures.tensors import check_finite, check_heads, over_documents
+from wherewhat.numerics import constant_tensor
 from wherewhat.options import short_repr
 
 _HELD = 512
@@ -121,7 +121,7 @@ def layer_swaps(
         heads, len(queries), 2 * len(taus) + 8 + 2 * len(blocks), dtype=torch.float64, device=attention.rot_q.device
     )
     for columns, values in _scored(attention, queries, skip, sink_tokens, taus, block, blocks):
-        index = slice(None) if len(columns) == len(queries) else on_device(tuple(columns), every.device)
+        index = slice(None) if len(columns) == len(queries) else constant_tensor(tuple(columns), every.device)
         every[:, index] = values.reshape(heads, len(columns), -1)
     s_pos, s_sym, others, by_block = torch.split(every, [len(taus), len(taus), 8, 2 * len(blocks)], -1)
     bound, kept, effective, exclusion, s_pos_logits, s_sym_logits, *no_sink = others.unbind(-1)
@@ -194,7 +194,7 @@ def _scored(
 
     def kept() -> tuple[object, ...]:
         """Return the constants that the recorded kernels read."""
-        constants = [on_device(x, device) for x in (tuple(queries), counts, later)]
+        constants = [constant_tensor(x, device) for x in (tuple(queries), counts, later)]
         if dense:
             constants += dense_constants(counts, taus, device)
         return *constants, Pieces.of(counts, max(counts), device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -13,14 +12,8 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.tensors import check_single_text
+from wherewhat.numerics import constant_tensor
 from wherewhat.options import short_repr
-
-
-@lru_cache(maxsize=1024)
-@torch.inference_mode(False)
-def on_device(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return integers ``(n,)`` on a device; kept, because a copy to a GPU waits for it."""
-    return torch.tensor(values, device=device)
 
 
 @dataclass(frozen=True)
@@ -182,7 +175,7 @@ def query_logits(
     for start in range(0, len(queries), step):
         part = queries[start : start + step]
         keys = keys_before(attention, part, skip=skip)
-        rows = on_device(tuple(part), attention.rot_q.device)
+        rows = constant_tensor(tuple(part), attention.rot_q.device)
         logits, weights, bias = _actual(attention, rows)
         dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
         rot_q = attention.rot_q[0][:, rows].to(dtype) * attention.scale

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from wherewhat.measures.swaps import LABELS, SINK, TAU
-from wherewhat.measures.swaps.logits import QueryLogits, block_logits, in_blocks, on_device, to_real
+from wherewhat.measures.swaps.logits import QueryLogits, block_logits, in_blocks, to_real
 from wherewhat.measures.tensors import over_documents
+from wherewhat.numerics import constant_tensor
 from wherewhat.options import short_repr
 
 
@@ -111,7 +112,7 @@ class Blocks:
         if size > 1:
             logits, weights = (torch.unflatten(x[..., : count * size], -1, (count, size)) for x in (logits, weights))
             logits, weights = logits.logsumexp(-1), weights.mean(-1)
-        counts = on_device(query.counts, logits.device) // size
+        counts = constant_tensor(query.counts, logits.device) // size
         seen = torch.arange(count, device=logits.device) < counts[:, None]
         return cls(query, size, logits, weights, counts, seen)
 
