@@ -140,21 +140,21 @@ def test_numbers_that_are_not_finite_are_refused(values, words):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma3_text", "gpt_oss", "gemma2"])
 def test_texts_in_one_pass_have_the_scores_of_each_alone(family):
-    """Brute force: three texts as one batch, and one at a time."""
+    """Brute force: three texts as one batch, and one at a time; float32 differences of weights are divided by τ = 0.01."""
     subject, texts = TinySubject(family), [Text(tokens(40, seed=seed)) for seed in range(3)]
     measurement = HeadsMeasurement()
     (together,) = measure_pass(subject, texts, [(measurement, CONFIG)])
     for text, found in zip(texts, together, strict=True):
         alone = measure_text(measurement, subject, text, CONFIG)
-        assert found.whole == pytest.approx(alone.whole, abs=1e-6)
+        assert found.whole == pytest.approx(alone.whole, abs=1e-3)
         for ours, theirs in zip(found.layers, alone.layers, strict=True):
             assert ours.heads.keys() == theirs.heads.keys()
             for name, values in theirs.heads.items():
-                torch.testing.assert_close(ours.heads[name], values, rtol=0, atol=2e-6, equal_nan=True)
+                torch.testing.assert_close(ours.heads[name], values, rtol=0, atol=2e-4, equal_nan=True)
             assert ours.whole == pytest.approx(theirs.whole, abs=1e-9)
             for name, column in theirs.curves.items():
                 assert ours.curves[name].axes == column.axes
-                torch.testing.assert_close(ours.curves[name].values, column.values, rtol=0, atol=2e-6, equal_nan=True)
+                torch.testing.assert_close(ours.curves[name].values, column.values, rtol=0, atol=2e-4, equal_nan=True)
 
 
 def test_correlation_leaves_out_what_is_unknown():
