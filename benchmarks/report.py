@@ -4,7 +4,8 @@
     python benchmarks/report.py --model model.gguf --documents 2 --tokens 256
 
 One plain pass is the model without a capture on the same documents and tokens, one after another. The report starts
-with an empty folder, so loading, verifying, controls and writing the page count.
+with an empty folder, so loading, verifying, controls and writing the page count. The floor is what it runs through the
+model's layers: tokens times layers, in plain passes.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=DOCUMENTS)
     parser.add_argument("--tokens", type=int, default=TOKENS)
     options = parser.parse_args()
-    plain = _plain(options)
+    plain, tokens = _plain(options)
+    counter = LayerTokens()
     progress, started = TimedProgress(), time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
         made = make_report(
@@ -69,28 +71,43 @@ def main() -> int:
         )
         megabytes = made.write(Path(out) / "report.html").stat().st_size / 1e6
     progress.add("the page")
+    counter.handle.remove()
     wall, total = time.perf_counter() - started, sum(progress.seconds.values())
     print(f"plain pass over {options.documents} x {options.tokens} tokens: {plain:.1f} processor seconds")
     for name, seconds in progress.seconds.items():
         print(f"{name:28} {seconds:8.1f} s {seconds / plain:7.2f} passes")
     print(f"{'all':28} {total:8.1f} s {total / plain:7.2f} passes (at most {MOST}); {wall:.0f} s wall time")
+    print(f"{'floor: tokens in layers':28} {'':10} {counter.tokens / tokens:7.2f} passes")
     print(f"page: {megabytes:.1f} MB")
     return 0 if total <= MOST * plain else 1
 
 
-def _plain(options: argparse.Namespace) -> float:
-    """Return the processor seconds of a plain pass over all documents, the least of two."""
+class LayerTokens:
+    """Counts the tokens that go through layers of models, each layer once."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.handle = torch.nn.modules.module.register_module_forward_pre_hook(self._add)
+
+    def _add(self, module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
+        if type(module).__name__.endswith(("DecoderLayer", "Block")) and inputs and isinstance(inputs[0], torch.Tensor):
+            self.tokens += inputs[0].shape[:2].numel()
+
+
+def _plain(options: argparse.Namespace) -> tuple[float, int]:
+    """Return the processor seconds of a plain pass over all documents, the least of two, and its tokens in layers."""
     loaded = load(options.model)
     texts = [document.text for document in read_documents(None, count=options.documents)]
     ids = [loaded.encode(text, tokens=options.tokens)[None] for text in texts]
-    found = []
+    seconds, counter = [], LayerTokens()
     for _ in range(2):
         started = time.process_time()
         with torch.inference_mode():
-            for one in ids:
-                loaded.model(one)
-        found.append(time.process_time() - started)
-    return min(found)
+            for row in ids:
+                loaded.model(row)
+        seconds.append(time.process_time() - started)
+    counter.handle.remove()
+    return min(seconds), counter.tokens // 2
 
 
 if __name__ == "__main__":
