@@ -67,6 +67,26 @@ def in_words(value: Interval, *, percent: bool = False) -> str:
     return f"{_fixed(mean, decimals)} ± {reach}{unit}"
 
 
+def in_brief(value: Interval, *, percent: bool = False) -> str:
+    """Return a mean alone, with two digits or fewer: none is smaller than the first digit of the half width.
+
+    Args:
+        value: The mean and its interval.
+        percent: Write it in percent.
+    """
+    scale, unit = (100.0, " %") if percent else (1.0, "")
+    mean = scale * value.mean
+    decimals = 1 - _order(mean)
+    if (
+        value.low is not None
+        and value.high is not None
+        and math.isfinite(value.high - value.low)
+        and value.high > value.low
+    ):
+        decimals = min(decimals, -_order(scale * (value.high - value.low) / 2))
+    return f"{_fixed(round(mean, decimals), decimals)}{unit}"
+
+
 def _order(value: float) -> int:
     """Return the power of ten of the first digit of a number; 0 for zero and for numbers that are not finite."""
     return math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0

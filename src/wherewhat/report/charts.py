@@ -371,7 +371,7 @@ def _model_charts(model: Data) -> dict[str, Any]:
     versions = [model["swaps"], model["swaps"]["all_keys"]] if model["swaps"] else []
     shared = any("share" in record for of_layer in model["records"] for record in of_layer)
     title = "share of variance" if shared else "use"
-    name, documents = model["texts"][0]["document"], model["sizes"]["axes"]["documents"]
+    name, documents = model["texts"][0]["document"], model["sizes"].get("axes", {"documents": 1})["documents"]
     planes = model["turns"]
     return {
         **{name: draw(model[part]) for name, (part, draw) in SECTIONS.items() if model[part]},

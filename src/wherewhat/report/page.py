@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 _SCRIPTS = (
-    "tools", "charts", "downloads", "model", "side_by_side", "map", "heads", "matrix", "panel", "plane", "curves",
-    "learning", "claims", "others", "method", "terms", "state", "start",
+    "tools", "charts", "downloads", "model", "side_by_side", "map", "heads", "matrix", "telling", "panel", "plane",
+    "curves", "learning", "claims", "others", "method", "terms", "state", "start",
 )  # fmt: skip
 """The page's script, a file for each section; later ones use what earlier ones define."""
 

@@ -36,9 +36,11 @@ from wherewhat.report.data import (
 from wherewhat.report.excerpt import Excerpt
 from wherewhat.report.figures import figure, pareto_figure
 from wherewhat.report.run_sections import bands, controlled_distance, lengths, perturbation, swaps
+from wherewhat.report.telling import telling_heads
 from wherewhat.rules.captions import captions
 from wherewhat.rules.claims.claim import number_words, verdict_words
-from wherewhat.rules.findings import find
+from wherewhat.rules.findings import find, summarise
+from wherewhat.rules.rule import Statement
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.request import option_text
@@ -137,6 +139,8 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         run = runs.find(measurement)
         return None if run is None else show(run)
 
+    summary, scores = summarise(runs), section("heads", lambda run: swaps(run, layers))
+    telling, without = telling_heads(scores, excerpt, layers)
     return {
         "model": {
             "unmeasured": [],
@@ -149,13 +153,15 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
             "tokens": request.tokens,
             "embedded": request.files is None and request.texts is None,
         },
-        "findings": [{"text": finding.text, "link": finding.link} for finding in find(runs).values()],
+        "summary": None if summary is None else _sentence(summary),
+        "telling": {"heads": telling, "missing": without},
+        "findings": [_sentence(finding) for finding in find(runs).values()],
         "captions": captions(runs),
         "numbers": [_number(number) for number in headline(runs)],
         "sizes": sizes(runs),
         "terms": terms(runs),
         "metrics": metric_tables(runs, layers),
-        "swaps": section("heads", lambda run: swaps(run, layers)),
+        "swaps": scores,
         "records": head_records(runs, excerpt, layers, distances),
         "distances": distances,
         "turns": turns_per_token(runs, layers),
@@ -182,6 +188,10 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         "left_out": runs.left_out,
         "runs": [_run(run.directory) for run in runs.shown],
     }
+
+
+def _sentence(statement: Statement) -> dict[str, str]:
+    return {"short": statement.short, "text": statement.text, "link": statement.link}
 
 
 def numbers_and_figure(runs: Mapping[str, StoredRun]) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from wherewhat.measures.perturb import KINDS, percent
-from wherewhat.measures.statistics import Interval, in_words, interval, share_bounds
+from wherewhat.measures.statistics import Interval, interval, share_bounds
 from wherewhat.measures.swaps import LABELS
 from wherewhat.rules.numbers import (
+    UNDEFINED,
     count_documents,
     declared_mean,
     head_labels,
@@ -24,7 +26,7 @@ from wherewhat.rules.numbers import (
     negative,
     untrained_difference,
 )
-from wherewhat.rules.rule import LEAST_DOCUMENTS, Rule, Statement, at_least, at_most, clear, differ_by_ratio
+from wherewhat.rules.rule import LEAST_DOCUMENTS, Rule, Statement, Words, at_least, at_most, clear, differ_by_ratio
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.results import HeadCount, StoredRun
 
@@ -53,17 +55,56 @@ def find(runs: Runs) -> dict[str, Statement]:
     return dict(sorted(held, key=lambda named: -named[1].strength)[:MOST])
 
 
+def summarise(runs: Runs) -> Statement | None:
+    """Return the sentence that a page begins with; None if neither axes nor heads were measured."""
+    return next(iter(SUMMARY.held(runs)), None)
+
+
+def _summary(runs: Runs) -> Iterator[Statement]:
+    """Give the additive share of the logits, beside that of the untrained model, and the number of heads by label.
+
+    It describes what was measured and compares nothing, so it needs no interval.
+    """
+    axes, untrained, heads = runs.find("axes"), runs.find("axes", "random"), runs.find("heads")
+    own, other = (UNDEFINED if run is None else mean(run, "r2") for run in (axes, untrained))
+    counts = {} if heads is None else {name: count for name, count in _count(heads).items() if count}
+    listed = [name for name in ("sink", "positional", "symbolic", "mixed", "uniform") if name in counts]
+
+    def sentence(words: Words) -> str:
+        parts = []
+        if own.n:
+            beside = f" ({words(other, percent=True)} in one untrained model)" if other.n else ""
+            parts.append(
+                f"distance, query and key terms together explain {words(own, percent=True)} of the variance of "
+                f"attention logits{beside}"
+            )
+        if listed:
+            sinks = "an attention sink" if counts.get("sink") == 1 else "attention sinks"
+            named = [f"{counts[name]} {sinks if name == 'sink' else name}" for name in listed]
+            named[0] = named[0].replace(" ", " is " if counts[listed[0]] == 1 else " are ", 1)
+            parts.append(
+                f"of {sum(counts.values())} heads, {' and '.join(filter(None, [', '.join(named[:-1]), named[-1]]))}"
+            )
+        text = "; ".join(parts)
+        return text[:1].upper() + text[1:]
+
+    sizes = dict.fromkeys(n for n in (own.n, 0 if heads is None else len(heads.documents)) if n)
+    yield Statement(sentence, bool(own.n or listed), beside=" and ".join(map(count_documents, sizes)))
+
+
 def _of_training(metric: str, what: str) -> Rule[Runs]:
     """Return the rule of a share of variance that training changed."""
 
     def judge(runs: Runs) -> Iterator[Statement]:
         own, untrained, change = _against_untrained(runs, metric)
         yield Statement(
-            f"Training {_verb(own.mean, untrained.mean)} what only {what} explains: {in_words(own, percent=True)} of "
-            f"the logits' variance, against {in_words(untrained, percent=True)} in one untrained model "
-            f"({count_documents(own.n)}).",
+            lambda words: (
+                f"Training {_verb(own.mean, untrained.mean)} what only {what} explains: {words(own, percent=True)} of "
+                f"the logits' variance, against {words(untrained, percent=True)} in one untrained model"
+            ),
             clear(change, least=_CLEAR_SHARE),
             differ_by_ratio(own, untrained, _CLEAR_RATIO),
+            beside=count_documents(own.n),
             link=f"heads?metric={metric}",
         )
 
@@ -73,17 +114,24 @@ def _of_training(metric: str, what: str) -> Rule[Runs]:
 def _additivity(runs: Runs) -> Iterator[Statement]:
     """Compare r with that of the untrained model: it is no sign of learning where they hardly differ."""
     own, untrained, change = _against_untrained(runs, "r")
-    sizes = f"{in_words(own)} here, {in_words(untrained)} in one untrained model ({count_documents(own.n)})"
+
+    def sizes(words: Words) -> str:
+        return f"{words(own)} here, {words(untrained)} in one untrained model"
+
+    documents, link = count_documents(own.n), "heads?metric=r"
     yield Statement(
-        f"Training made logits {'more' if change.mean > 0 else 'less'} additive: r is {sizes}.",
+        lambda words: f"Training made logits {'more' if change.mean > 0 else 'less'} additive: r is {sizes(words)}",
         clear(change, least=_CLEAR_CHANGE),
-        link="heads?metric=r",
+        beside=documents,
+        link=link,
     )
+    high = "A high r" if own.mean >= _HIGH else "r"
     yield Statement(
-        f"{'A high r' if own.mean >= _HIGH else 'r'} is no sign of training in this model: {sizes}.",
+        lambda words: f"{high} is no sign of training in this model: {sizes(words)}",
         at_least(change, -_NO_CHANGE),
         at_most(change, _NO_CHANGE),
-        link="heads?metric=r",
+        beside=documents,
+        link=link,
     )
 
 
@@ -114,8 +162,8 @@ def _pure_heads(runs: Runs) -> Iterator[Statement]:
     verb = "follows" if counts[labels[0]] == 1 else "follow"
     follow = ", ".join(parts).replace(" ", f" {verb} ", 1)
     yield Statement(
-        f"Of {total} heads, {apart if sinks else ''}{follow} ({'; '.join(beside)}; "
-        f"{count_documents(len(own.documents))}).",
+        lambda _: f"Of {total} heads, {apart if sinks else ''}{follow}",
+        beside=f"{'; '.join(beside)}; {count_documents(len(own.documents))}",
         link=f"heads?label={','.join(labels)}",
         strength=max(_surprise(counts[name], untrained[name], total) for name in labels),
     )
@@ -125,11 +173,12 @@ def _uniform_heads(runs: Runs) -> Iterator[Statement]:
     """Count the heads whose attention is uniform, if the untrained model has fewer of them."""
     own, counts, untrained = _learned_labels(runs)
     total, count, other = len(head_labels(own)), counts.get("uniform", 0), untrained["uniform"]
+    verb = "attends" if count == 1 else "attend"
     if count:
         yield Statement(
-            f"{count} of {total} heads {'attends' if count == 1 else 'attend'} uniformly, to no position and no "
-            f"content (in single documents {_single(own, 'uniform')}; in one untrained model {other}; "
-            f"{count_documents(len(own.documents))}).",
+            lambda _: f"{count} of {total} heads {verb} uniformly, to no position and no content",
+            beside=f"in single documents {_single(own, 'uniform')}; in one untrained model {other}; "
+            f"{count_documents(len(own.documents))}",
             link="heads?label=uniform",
             strength=_surprise(count, other, total),
         )
@@ -181,9 +230,12 @@ def _sink(runs: Runs) -> Iterator[Statement]:
     """Compare attention on the first token with that of uniform attention."""
     own, even = (mean(runs.run("heads"), name) for name in ("sink_mass", "sink_mass_uniform"))
     yield Statement(
-        f"Heads give {in_words(own, percent=True)} of their attention to the first token; uniform attention would give "
-        f"{100 * even.mean:.2g} % ({count_documents(own.n)}).",
+        lambda words: (
+            f"Heads give {words(own, percent=True)} of their attention to the first token; uniform attention would "
+            f"give {100 * even.mean:.2g} %"
+        ),
         clear(own, "above", 2 * even.mean),
+        beside=count_documents(own.n),
         link="heads?metric=sink_mass",
         strength=clear(own, "above", even.mean).strength,
     )
@@ -204,14 +256,18 @@ def _perturbation(runs: Runs) -> Iterator[Statement]:
     among = f", the clearest of {len(costs)} perturbations" if len(costs) > 1 else ""
     sentences = [
         Statement(
-            f"With {rate} % of {KINDS[kind]}{among}, the loss of the other tokens rises by {in_words(cost)} nats "
-            f"({count_documents(cost.n)}).",
+            partial(_rises, f"With {rate} % of {KINDS[kind]}{among}", cost),
             clear(cost, "above", least=_LEAST_COST),
+            beside=count_documents(cost.n),
             link="perturbation",
         )
         for kind, cost in costs.items()
     ]
     yield from sorted(sentences, key=lambda sentence: -sentence.strength)
+
+
+def _rises(perturbed: str, cost: Interval, words: Words) -> str:
+    return f"{perturbed}, the loss of the other tokens rises by {words(cost)} nats"
 
 
 def _length(runs: Runs) -> Iterator[Statement]:
@@ -224,11 +280,17 @@ def _length(runs: Runs) -> Iterator[Statement]:
     rises = {name: rise for name, rise in rises.items() if rise.n}
     for name, rise in sorted(rises.items(), key=lambda item: item[1].mean):
         yield Statement(
-            f"Beyond the trained length, {name} lowers the loss most of {len(rises)} methods, by "
-            f"{in_words(negative(rise))} nats per token ({count_documents(rise.n)}).",
+            partial(_lowers, name, len(rises), negative(rise)),
             clear(rise, "below", least=_LEAST_COST),
+            beside=count_documents(rise.n),
             link="length",
         )
+
+
+def _lowers(method: str, count: int, gain: Interval, words: Words) -> str:
+    return (
+        f"Beyond the trained length, {method} lowers the loss most of {count} methods, by {words(gain)} nats per token"
+    )
 
 
 def _answers(measurement: str, right: str, unit: str) -> Rule[Runs]:
@@ -238,8 +300,10 @@ def _answers(measurement: str, right: str, unit: str) -> Rule[Runs]:
         accuracy, chance = declared_mean(runs.run(measurement), "accuracy")
         if accuracy is not None and chance is not None:
             yield Statement(
-                f"The model {right} {in_words(accuracy, percent=True)} of {accuracy.n} {unit}; chance is "
-                f"{100 * chance:.0f} %.",
+                lambda words: (
+                    f"The model {right} {words(accuracy, percent=True)} of {accuracy.n} {unit}; chance is "
+                    f"{100 * chance:.0f} %"
+                ),
                 clear(accuracy, "above", chance),
                 link=f"measured-{measurement}",
             )
@@ -254,9 +318,12 @@ def _position(runs: Runs) -> Iterator[Statement]:
     change = jackknife_difference(own, "k_position", untrained)
     if share is not None and other is not None:
         yield Statement(
-            f"Position accounts for {in_words(share, percent=True)} of the keys' variance, against "
-            f"{in_words(other, percent=True)} in one untrained model ({count_documents(share.n)}).",
+            lambda words: (
+                f"Position accounts for {words(share, percent=True)} of the keys' variance, against "
+                f"{words(other, percent=True)} in one untrained model"
+            ),
             clear(change, least=_CLEAR_SHARE),
+            beside=count_documents(share.n),
             link="measured-split",
         )
 
@@ -266,12 +333,18 @@ def _residual(runs: Runs) -> Iterator[Statement]:
     run = runs.run("residual")
     before, cost = mean(run, "loss").mean, mean(run, "loss_strength_0", less="loss")
     yield Statement(
-        f"With exactly additive logits in all heads the loss rises from {before:.2f} to {before + cost.mean:.2f} nats, "
-        f"by {in_words(cost)} ({count_documents(cost.n)}).",
+        lambda words: (
+            f"With exactly additive logits in all heads the loss rises from {before:.2f} to {before + cost.mean:.2f} "
+            f"nats, by {words(cost)}"
+        ),
         clear(cost, "above", least=_LEAST_COST),
+        beside=count_documents(cost.n),
         link="measured-residual",
     )
 
+
+SUMMARY: Rule[Runs] = Rule(_summary, also=("axes", "heads"))
+"""The rule of the first sentence of a page."""
 
 FINDINGS: Mapping[str, Rule[Runs]] = {
     "key": _of_training("unique_c", "the key"),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
-from wherewhat.measures.statistics import Interval
+from wherewhat.measures.statistics import Interval, in_brief, in_words
 from wherewhat.models.source import Weights
 
 LEAST_DOCUMENTS = 3
@@ -121,11 +121,22 @@ def above_zero(value: Interval) -> bool:
     return value.low is None or value.low > 0
 
 
+class Words(Protocol):
+    """A mean in words: :func:`in_words` with its interval, or :func:`in_brief` alone."""
+
+    def __call__(self, value: Interval, *, percent: bool = False) -> str:
+        """Return the mean in words."""
+
+
 class Statement:
     """A sentence and what must hold for it.
 
+    The sentence may be a function of how means are written; it then ends without a full stop, and ``beside`` follows
+    it in parentheses.
+
     Attributes:
-        text: The sentence.
+        text: The sentence with intervals and what stands beside it.
+        short: The sentence with rounded means alone; the same as ``text`` where that is no function.
         tests: What must hold, all of it; without tests it always holds.
         condition: Completes "holds if" where other statements of a claim do not hold.
         link: Fragment of the page that shows the evidence of a finding.
@@ -133,9 +144,17 @@ class Statement:
     """
 
     def __init__(
-        self, text: str, *tests: Test, condition: str = "", link: str = "", strength: float | None = None
+        self,
+        text: str | Callable[[Words], str],
+        *tests: Test,
+        beside: str = "",
+        condition: str = "",
+        link: str = "",
+        strength: float | None = None,
     ) -> None:
-        self.text, self.tests, self.condition, self.link = text, tests, condition, link
+        self.text = text if isinstance(text, str) else f"{text(in_words)}{f' ({beside})' if beside else ''}."
+        self.short = text if isinstance(text, str) else f"{text(in_brief)}."
+        self.tests, self.condition, self.link = tests, condition, link
         clear = (test.strength for test in tests if isinstance(test, Bound) and test.side in _CLEAR)
         self.strength = next(clear, 0.0) if strength is None else strength
 

@@ -12,18 +12,14 @@ const brief = (x) => (Math.abs(x) >= 100 ? x.toFixed(1) : x.toFixed(3));
 let rows = [];
 let order = { column: 0, down: false };
 
-// The head that a page opens on: the clearest positional one, else the clearest symbolic one, else the largest key share.
+// The head that a page opens on: the first that the overview shows, else that with the largest key share.
 function tellingHead() {
-  const heads = data.model.layers.flatMap((_, l) => Array.from({ length: data.model.heads[l] }, (_, h) => [l, h]));
-  const clearest = (score) => heads.reduce((best, [l, h]) => (score(l, h) > best.score ? { l, h, score: score(l, h) } : best), { score: -Infinity });
-  const labelled = (name, high, low) => clearest((l, h) => (labelOf(l, h) === name ? swapsOf(data)[high][l][h] - swapsOf(data)[low][l][h] : -Infinity));
+  const [first] = data.telling.heads;
+  if (first) return [first.layer, first.head];
   const key = data.metrics.find((metric) => metric.id === "unique_c");
-  const head = [
-    labelled("positional", "s_pos", "s_sym"),
-    labelled("symbolic", "s_sym", "s_pos"),
-    clearest((l, h) => (key ? ownValue(key, l, h) ?? -Infinity : -Infinity)),
-  ].find((best) => best.score > -Infinity);
-  return head ? [head.l, head.h] : [0, 0];
+  const heads = data.model.layers.flatMap((_, l) => Array.from({ length: data.model.heads[l] }, (_, h) => ({ l, h, share: key ? ownValue(key, l, h) : null })));
+  const best = heads.reduce((most, head) => ((head.share ?? -Infinity) > (most.share ?? -Infinity) ? head : most));
+  return [best.l, best.h];
 }
 
 // The metrics in which heads are compared, where they were measured.

@@ -11,7 +11,9 @@ const VIEWS = {
 };
 const record = () => data.records[chosen.layer][chosen.head];
 const passage = () => data.texts[chosen.document];
-function square(values, size) {
+// A lower triangle, row after row, as a matrix.
+function square(values) {
+  const size = Math.floor(Math.sqrt(2 * values.length));
   const z = Array.from({ length: size }, () => new Array(size).fill(null));
   let at = 0;
   for (let i = 0; i < size; i++) for (let j = 0; j <= i; j++) z[i][j] = values[at++];
@@ -28,8 +30,7 @@ function softmax(row, sink) {
 function decoded() {
   const packed = record().documents[chosen.document];
   if (decoded.of === packed) return decoded.result;
-  const values = unpack(packed.map ?? packed.rest);
-  const stored = square(values, Math.floor(Math.sqrt(2 * values.length)));
+  const stored = square(unpack(packed.map ?? packed.rest));
   decoded.of = packed;
   if (!packed.a) return (decoded.result = { real: stored });
   const [mean, away, query, key] = [record().mean, packed.a, packed.b, packed.c].map(unpack);

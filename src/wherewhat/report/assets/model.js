@@ -35,9 +35,11 @@ function writeFindings() {
   by("findings").hidden = !data.findings.length;
   by("findings-list").replaceChildren();
   for (const finding of data.findings) {
-    const line = make(by("findings-list"), "li", `${finding.text} `);
-    make(line, "a", "show", { href: `#${finding.link}`, "aria-label": `Show the evidence: ${finding.text}` });
+    const line = make(by("findings-list"), "li", `${finding.short} `, { title: finding.text });
+    make(line, "a", "show", { href: `#${finding.link}`, "aria-label": `Show the evidence: ${finding.short}` });
   }
+  by("findings-in-full").replaceChildren();
+  for (const { text } of [data.summary, ...data.findings].filter(Boolean)) make(by("findings-in-full"), "li", text);
 }
 function writeModel() {
   const m = data.model;

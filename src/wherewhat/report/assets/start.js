@@ -1,6 +1,7 @@
 // Selection of model and metric, and the start of the page.
 function write() {
   by("model").value = chosen.model;
+  writeOverview();
   writeFindings();
   writeModel();
   fillMetrics();

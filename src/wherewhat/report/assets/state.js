@@ -57,9 +57,11 @@ function readView() {
   chosen.document = number >= 1 && number <= data.texts.length ? number - 1 : 0;
   if (["dark", "light"].includes(asked.get("theme"))) chosen.theme = asked.get("theme");
 }
-// Entries of the history that were saved keep their place on the page; a new one leads to its section.
+// Entries of the history that were saved keep their place on the page; a new one leads to its section, and so does Tab.
 function showSection() {
-  if (!history.state?.saved) by(fragment().section)?.scrollIntoView();
+  const place = history.state?.saved ? null : by(fragment().section);
+  place?.scrollIntoView();
+  place?.focus({ preventScroll: true });
 }
 function openView() {
   // A link to a section or term changes nothing else.
