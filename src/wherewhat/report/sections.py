@@ -83,10 +83,11 @@ def head_records(
 
 def _documents(runs: Runs, excerpt: Excerpt, layer: int, distances: Sequence[int]) -> list[dict[str, Any]]:
     """Return the curves of every head of a layer, over documents and on each drawn one, and its logits there."""
-    _, axes = runs.first
-    curves = [curve for d in range(len(axes.documents)) if (curve := axes.curve(layer, "a", document=d)) is not None]
+    axes = runs.find("axes")
+    count = 0 if axes is None else len(axes.documents)
+    curves = [curve for d in range(count) if axes and (curve := axes.curve(layer, "a", document=d)) is not None]
     logits = [passage.logits[layer].double() for passage in excerpt.passages]
-    if len(curves) < len(axes.documents):
+    if axes is None or len(curves) < count:
         bits = [8 if number else 16 for number in range(len(logits))]
         return [
             {"documents": [{"map": packed(x[head], bits=b)} for x, b in zip(logits, bits, strict=True)]}

@@ -1,4 +1,4 @@
-// 1. The model in a paragraph and five numbers.
+// 1. The model in a paragraph and headline numbers.
 function count(parameters) {
   if (parameters >= 1e9) return `${(parameters / 1e9).toFixed(1)} billion`;
   return parameters >= 1e6 ? `${(parameters / 1e6).toFixed(0)} million` : String(parameters);

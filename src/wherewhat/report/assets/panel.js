@@ -86,8 +86,8 @@ function writePanel() {
 }
 // Documents, tokens and queries of each chart.
 function writeNotes() {
-  const { documents, tokens } = data.sizes.axes;
-  by("curve-note").textContent = documents === 1
+  const { documents, tokens } = data.sizes.axes ?? {};
+  by("curve-note").textContent = !documents ? "Not measured." : documents === 1
     ? `Of one document of ${tokens} tokens, ${passage().document}.`
     : `Mean over ${documents} documents of ${tokens} tokens with its 95 % interval over documents; thin: ${passage().document} alone.`;
   const of = (name) => (sizeOf(name) ? `On ${sizeOf(name)}.` : "");

@@ -4,14 +4,6 @@ const KINDS = {
   symbolic: "Swap two tokens: its attention follows them.",
   mixed: "Swap two tokens: its attention does both in part.",
 };
-const SVG = "http://www.w3.org/2000/svg";
-function shape(parent, tag, attributes, text) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (text !== undefined) node.textContent = text;
-  parent.append(node);
-  return node;
-}
 // One pixel for each cell; the style enlarges them.
 function drawPattern(canvas, pattern) {
   canvas.width = canvas.height = pattern.length;
@@ -29,20 +21,28 @@ function curveOf({ mean, half }) {
 }
 const round = (x) => +x.toFixed(1);
 // A curve over the logarithm of the distance, on the axis that all heads of the overview share.
-function drawSmallCurve(parent, curve, [low, high]) {
+function drawSmallCurve(place, curve, [low, high]) {
+  const picture = by("small-curve").content.firstElementChild.cloneNode(true);
   const [width, height, left, bottom] = [180, 180, 26, 18];
-  const picture = shape(parent, "svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
-  const far = Math.log1p(curve.at(-1).d) || 1;
+  const far = Math.log1p(curve.at(-1).d);
   const x = (d) => round(left + ((width - left - 4) * Math.log1p(d)) / far);
   const y = (value) => round(8 + ((height - bottom - 12) * (high - value)) / (high - low));
-  const path = (points) => points.map(([d, value]) => `${x(d)},${y(value)}`).join(" ");
-  shape(picture, "line", { class: "axis", x1: left, x2: width - 4, y1: y(0), y2: y(0) });
-  for (const d of [0, 1, 4, 16, 64, 256, 1024, 4096].filter((d) => d <= curve.at(-1).d)) shape(picture, "text", { x: x(d), y: height - 4, "text-anchor": "middle" }, d);
-  for (const value of [low, 0, high]) shape(picture, "text", { x: left - 4, y: y(value) + 3, "text-anchor": "end" }, value);
-  const clipped = (value) => Math.min(Math.max(value, low), high);
-  const edge = (sign) => curve.map(({ d, y: middle, reach }) => [d, clipped(middle + sign * reach)]);
-  shape(picture, "polygon", { class: "band", points: path([...edge(1), ...edge(-1).reverse()]) });
-  shape(picture, "polyline", { points: path(curve.map(({ d, y: middle }) => [d, middle])) });
+  const set = (node, attributes) => Object.entries(attributes).forEach(([name, value]) => node.setAttribute(name, value));
+  const write = (text, attributes) => {
+    const node = document.createElementNS(picture.namespaceURI, "text");
+    set(node, attributes);
+    node.textContent = text;
+    picture.append(node);
+  };
+  const path = (points) => points.map(([d, value]) => `${x(d)},${y(Math.min(Math.max(value, low), high))}`).join(" ");
+  const edge = (sign) => curve.map(({ d, y: middle, reach }) => [d, middle + sign * reach]);
+  const [axis, band, line] = picture.children;
+  set(axis, { x1: left, x2: width - 4, y1: y(0), y2: y(0) });
+  set(band, { points: path([...edge(1), ...edge(-1).reverse()]) });
+  set(line, { points: path(edge(0)) });
+  for (const d of [0, 1, 4, 16, 64, 256, 1024, 4096].filter((d) => d <= curve.at(-1).d)) write(d, { x: x(d), y: height - 4, "text-anchor": "middle" });
+  for (const value of new Set([low, 0, high])) write(value, { x: left - 4, y: y(value) + 3, "text-anchor": "end" });
+  place.append(picture);
 }
 // A whole number at or beyond a value, or a tenth where it is small.
 const outward = (x) => Math.sign(x) * (Math.abs(x) > 1 ? Math.ceil(Math.abs(x)) : Math.ceil(10 * Math.abs(x)) / 10);
@@ -79,7 +79,8 @@ function writeOverview() {
   const records = heads.map(({ layer, head }) => data.records[layer]?.[head] ?? {});
   const curves = records.map((own) => (own.mean ? curveOf(own) : []));
   const values = curves.flat().map(({ y }) => y);
-  const span = [outward(Math.min(...values, 0)), outward(Math.max(...values, 0))];
+  // Without position encoding all curves are 0.
+  const span = [outward(Math.min(...values, 0)), outward(Math.max(...values, 0)) || (values.some((y) => y < 0) ? 0 : 1)];
   heads.forEach((head, i) => {
     const name = headName(head.layer, head.head);
     const item = make(by("telling"), "li");
