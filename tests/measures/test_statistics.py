@@ -13,6 +13,7 @@ from scipy.stats import t, ttest_ind
 from wherewhat.measures.statistics import (
     Interval,
     change_bounds,
+    in_brief,
     in_words,
     interval,
     share_bounds,
@@ -180,6 +181,21 @@ def test_means_are_rounded_to_their_uncertainty():
     assert in_words(interval([0.9, 0.98, 0.99]).within((0.0, 1.0))) == "0.96 (0.83 to 1.00)"
     assert in_words(interval([0.0, 0.1, 0.2]).within((0.0, 1.0)), percent=True) == "10 % (0 to 35 %)"
     assert in_words(interval([0.51234])) == "0.512"
+
+
+def test_means_alone_have_two_digits_or_fewer():
+    for mean, half, words in (
+        (0.8741, 0.0041, "0.87"),
+        (0.0123, 0.0001, "0.012"),
+        (0.51, 0.35, "0.5"),
+        (3.14, 0.0, "3.1"),
+        (1234.5, 3.2, "1200"),
+        (-0.0001, 0.2, "0.0"),
+        (0.99998, 0.001, "1.00"),
+    ):
+        assert in_brief(Interval(mean, mean - half, mean + half, 4)) == words
+    assert in_brief(Interval(0.623, 0.473, 0.773, 4), percent=True) == "60 %"
+    assert in_brief(interval([0.51234]), percent=True) == "51 %"
 
 
 def test_several_quantities_hold_together():

@@ -255,6 +255,39 @@ def additive_loss(stored, verb, before, after, noise, n):
     assert n.split()[0] == {1: "one"}.get(len(losses[0]), str(len(losses[0])))
 
 
+def summary(stored, own, untrained, total, listed, n):
+    counts = stored.labels() if total else Counter()
+    if own is not None:
+        assert says(own, stored.documents("axes", "r2").values())
+        control = stored.documents("axes", "r2", "random")
+        assert (untrained is not None) == bool(control)
+        assert untrained is None or says(untrained, control.values())
+    assert total is None or int(total) == sum(counts.values())
+    names = {"attention": "sink"}
+    named = re.findall(r"(\d+) (?:is |are )?(?:an )?(\w+)", listed or "")
+    assert {names.get(name, name): int(count) for count, name in named} == +counts
+    sizes = {len(stored.documents(*metric)) for metric in (("axes", "r2"), ("heads", "s_pos"))} - {0}
+    assert {1 if count == "one" else int(count) for count in re.findall(r"one|\d+", n)} <= sizes
+
+
+def brief(short, text):
+    """A short sentence is the whole one with rounded means: two digits at most, and none below the uncertainty."""
+    means = rf"({NUMBER})(?: ± <?({NUMBER}))?( %)?(?: \(({NUMBER}) to ({NUMBER})(?: %)?\))?"
+    whole = re.sub(r" \((?:[^()]|\([^()]*\))*\)\.$", ".", text) if re.search(r"documents?\)\.$", text) else text
+    assert re.sub(means, "#", whole) == re.sub(means, "#", short)
+    for full, part in zip(re.finditer(means, whole), re.finditer(means, short), strict=True):
+        if full[2] is None and full[4] is None:
+            assert float(full[1]) == pytest.approx(float(part[1]), rel=0.051)  # a count, or of one document
+            continue
+        assert part[0] == part[1] + (part[3] or "")
+        digits, half = part[1].lstrip("-"), float(full[2]) if full[2] else (float(full[5]) - float(full[4])) / 2
+        assert len(digits.replace(".", "").strip("0")) <= 2, (short, text)
+        zeros = 0 if "." in digits else len(digits) - len(digits.rstrip("0"))
+        last = 10.0 ** (zeros - len(digits.partition(".")[2]))
+        assert not half or "<" in full[0] or last >= 0.99 * 10.0 ** math.floor(math.log10(half)), (short, text)
+        assert abs(float(part[1]) - float(full[1])) <= 0.51 * last, (short, text)
+
+
 def too_few(stored, count):
     tables = {len(stored.documents(name, "loss")) for name in ("perturb", "frequencies")}
     assert {"One": 1, "Two": 2}[count] in tables
@@ -291,6 +324,8 @@ CHECKS = {
     rf"With exactly additive logits(?: in all heads)? the loss (?:(rises|falls) from ({NUMBER}) to|stays at) ({NUMBER})"
     rf" nats(?:, by {MEAN})?(?:; with noise of the same size added to the logits instead, it is ({NUMBER}))? "
     r"\((one document|\d+ documents)(?: of \d+ tokens, no interval)?\)\.": additive_loss,
+    rf"(?:Distance, query and key terms together explain ({MEAN}) of the variance of attention logits(?: \(({MEAN}) in "
+    r"one untrained model\))?)?(?:; )?(?:[oO]f (\d+) heads, (.*?))? \(([^()]* documents?)\)\.": summary,
     r"(One|Two) documents? (?:is|are) too few to say which differences are more than chance\.": too_few,
 }
 
@@ -329,9 +364,11 @@ def test_every_sentence(name, documents, tmp_path):
     if name == "noise":  # an untrained model beside another one
         assert not [text for text in sentences if text.startswith("Training")]
     captions = [caption for caption in page["captions"].values() if caption not in sentences]
+    for sentence in (page["summary"], *page["findings"]):
+        brief(sentence["short"], sentence["text"])
     prices = [card["price"] for card in page["numbers"] if card["price"]]
     assert prices or name == "uniform attention"
-    for text in (*sentences, *captions, *prices):
+    for text in (page["summary"]["text"], *sentences, *captions, *prices):
         believe(stored, text)
     cards(stored, page["numbers"])
     for path in tmp_path.glob("*-trained-*/scores.parquet"):
@@ -450,8 +487,10 @@ def test_untrained_models(tmp_path):
     for seed in range(16):
         page, stored, judged = random_report(seed, tmp_path / str(seed), claims=seed < 4)
         sentences = [finding["text"] for finding in page["findings"]]
-        for text in {*sentences, *page["captions"].values()}:
+        for text in {page["summary"]["text"], *sentences, *page["captions"].values()}:
             believe(stored, text)
+        for sentence in (page["summary"], *page["findings"]):
+            brief(sentence["short"], sentence["text"])
         cards(stored, page["numbers"])
         assert not [text for text in sentences if text.startswith("Training")]
         assert judged is None or parts(judged.data["claims"])

@@ -75,6 +75,14 @@ def test_evidence_for_a_difference():
     assert not differ_by_ratio(near(0.2), near(0.39), 2.0)
 
 
+def test_a_sentence_in_full_and_in_brief():
+    value = near(0.5)
+    whole = Statement(lambda words: f"it is {words(value)}", beside="40 documents")
+    assert (whole.text, whole.short) == ("it is 0.500 ± 0.010 (40 documents).", "it is 0.50.")
+    assert Statement(lambda words: "it is").text == "it is."
+    assert Statement("It is so.").short == "It is so."
+
+
 class Known(dict):
     """Runs by name and weights."""
 
