@@ -250,6 +250,24 @@ def tuned(made, hostile_model, tmp_path_factory):
     return report, report.write(made.out / "tuned.html")
 
 
+@pytest.fixture(scope="session")
+def told(made, tmp_path_factory):
+    """Data and page of the model as if its heads, which are all uniform, had other scores."""
+    import copy
+
+    from helpers.report import excerpt_of_report, scores
+    from wherewhat.report.page import Report
+    from wherewhat.report.telling import telling_heads
+
+    data = copy.deepcopy(made.report.data)
+    (model,) = data["models"]
+    heads = [(0.9, 0.1, "positional"), (0.1, 0.9, "symbolic"), (0.4, 0.6, "mixed"), *[(0.3, 0.8, "sink")] * 5]
+    model["swaps"] |= scores(*reversed(heads))
+    listed, missing = telling_heads(model["swaps"], excerpt_of_report(made), model["model"]["layers"])
+    model["telling"] = {"heads": listed, "missing": missing}
+    return model, Report("told", data).write(tmp_path_factory.mktemp("told") / "told.html")
+
+
 @pytest.fixture(scope="module")
 def browser():
     """Chromium, or a skip."""

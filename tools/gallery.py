@@ -15,6 +15,7 @@ from typing import Any
 
 PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 CHARTS = {
+    "overview": "#overview",
     "head-map": "#map",
     "head": "#panel",
     "positional-symbolic": "#scatter",

@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from wherewhat.measures.swaps import LABELS
+from wherewhat.report.excerpt import ExcerptFile
 from wherewhat.report.page import Report
 
 HOSTILE = (
@@ -38,6 +40,21 @@ def unpacked(given):
     codes = np.frombuffer(base64.b64decode(given["data"]), "u1" if given["bits"] == 8 else "<u2").astype(float)
     top = 2 ** given["bits"] - 2
     return np.where(codes > top, np.nan, given["lo"] + (given["hi"] - given["lo"]) * codes / top)
+
+
+def scores(*heads):
+    """Scores of two layers of as many heads, from pairs of scores with a label."""
+    half = len(heads) // 2
+    grid = [heads[:half], heads[half:]]
+    parts = {name: [[head[i] for head in layer] for layer in grid] for i, name in enumerate(("s_pos", "s_sym"))}
+    labels = [[None if label is None else LABELS.index(label) for *_, label in layer] for layer in grid]
+    return {**parts, "label": labels, "codes": list(LABELS)}
+
+
+def excerpt_of_report(made):
+    """The stored excerpt of the model of a report."""
+    (folder,) = (path for path in made.out.glob("excerpt-*tiny-trained-*"))
+    return ExcerptFile(folder).read()
 
 
 _idle: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()

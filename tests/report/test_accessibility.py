@@ -32,7 +32,7 @@ def violations(axe, page) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("name", ["made", "beside", "tuned"])
+@pytest.mark.parametrize("name", ["made", "told", "beside", "tuned"])
 def test_pages_break_no_rule(axe, browser, request, name, width):
     made = request.getfixturevalue(name)
     with opening(browser, made.path if name == "made" else made[1]) as page:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
 import torch
 
-from helpers.report import TOKENS, opening, unpacked
+from helpers.report import TOKENS, excerpt_of_report, opening, scores, unpacked
 from wherewhat.measures.swaps import LABELS
-from wherewhat.report.excerpt import Excerpt, ExcerptFile, Passage
+from wherewhat.report.excerpt import Excerpt, Passage
 from wherewhat.report.page import Report
 from wherewhat.report.sections import collect
 from wherewhat.report.telling import telling_heads, telling_line
@@ -22,15 +21,6 @@ from wherewhat.runs.results import StoredRun
 
 LAYERS = [3, 5]
 """Layers of the scores below, as a model with layers of other kinds has them."""
-
-
-def scores(*heads):
-    """Scores of two layers of as many heads, from pairs of scores with a label."""
-    half = len(heads) // 2
-    grid = [heads[:half], heads[half:]]
-    parts = {name: [[head[i] for head in layer] for layer in grid] for i, name in enumerate(("s_pos", "s_sym"))}
-    labels = [[None if label is None else LABELS.index(label) for *_, label in layer] for layer in grid]
-    return {**parts, "label": labels, "codes": list(LABELS)}
 
 
 def excerpt_of(heads, rows=6):
@@ -140,24 +130,6 @@ def test_no_telling_query():
 # The page
 
 
-@pytest.fixture(scope="module")
-def excerpt(made):
-    (folder,) = (path for path in made.out.glob("excerpt-*") if "tiny" in path.name and "-trained-" in path.name)
-    return ExcerptFile(folder).read()
-
-
-@pytest.fixture(scope="module")
-def told(made, excerpt, tmp_path_factory):
-    """Page of the model as if its heads, which are all uniform, had other scores."""
-    data = copy.deepcopy(made.report.data)
-    (model,) = data["models"]
-    heads = [(0.9, 0.1, "positional"), (0.1, 0.9, "symbolic"), (0.4, 0.6, "mixed"), *[(0.3, 0.8, "sink")] * 5]
-    model["swaps"] |= scores(*reversed(heads))
-    listed, missing = telling_heads(model["swaps"], excerpt, model["model"]["layers"])
-    model["telling"] = {"heads": listed, "missing": missing}
-    return model, Report("told", data).write(tmp_path_factory.mktemp("told") / "told.html")
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
 def test_the_first_screen(browser, told, width, height, shots):
@@ -241,14 +213,14 @@ def test_findings_are_short_and_their_numbers_one_click_away(browser, told, tmp_
 
 @pytest.mark.browser
 @pytest.mark.parametrize("names", [("heads",), ("axes",), ("axes", "heads"), ("heads", "axes")], ids=" ".join)
-def test_pages_of_some_runs(browser, made, excerpt, names, tmp_path):
+def test_pages_of_some_runs(browser, made, names, tmp_path):
     """A page of one or two runs says what they say and leaves out the rest."""
     runs = Runs()
     for name in names:
         (folder,) = (path for path in made.out.glob(f"{name}-*tiny-trained-*"))
         request = Request(name, model=ModelRequest(model="tiny"), files=(str(made.text),), tokens=TOKENS)
         runs.finished.append((request, StoredRun(RunDirectory.load(folder))))
-    model = collect(runs, excerpt, name="<b>some")
+    model = collect(runs, excerpt_of_report(made), name="<b>some")
     assert ("variance" in model["summary"]["short"]) == ("axes" in names)
     assert ("heads, 8 are uniform" in model["summary"]["short"]) == ("heads" in names)
     data = {"models": [model], "comparison": None, "learning": [], "command": None}

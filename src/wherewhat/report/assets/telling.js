@@ -1,8 +1,8 @@
 // The overview: one sentence, and three heads with pattern, distance curve and one query's attention over the text.
 const KINDS = {
-  positional: "Swap two tokens: its attention stays in place.",
-  symbolic: "Swap two tokens: its attention follows them.",
-  mixed: "Swap two tokens: its attention does both in part.",
+  positional: "Swap tokens: attention stays in place.",
+  symbolic: "Swap tokens: attention follows them.",
+  mixed: "Swap tokens: attention does some of both.",
 };
 // One pixel for each cell; the style enlarges them.
 function drawPattern(canvas, pattern) {
@@ -46,17 +46,16 @@ function drawSmallCurve(place, curve, [low, high]) {
 }
 // A whole number at or beyond a value, or a tenth where it is small.
 const outward = (x) => Math.sign(x) * (Math.abs(x) > 1 ? Math.ceil(Math.abs(x)) : Math.ceil(10 * Math.abs(x)) / 10);
-// The tokens up to a query, coloured by its attention relative to the largest share among them.
+// The tokens up to a query, coloured by its attention; the square root lets small shares be seen.
 function writeAttention(item, row, { start, query, key }) {
   const { tokens } = data.texts[0];
-  const most = Math.max(...row.slice(start, query + 1)) || 1;
   const inPercent = (j) => `${(100 * row[j]).toFixed(0)} %`;
   const line = make(item, "p", start ? "… " : null, { class: "attention", dir: "auto" });
   for (let j = start; j <= query; j++) {
     const [, space, piece] = /^( *)(.*)$/s.exec(tokens[j]);
     line.append(space);
     const token = make(line, "span", piece.replaceAll("\n", "⏎") || "·", { title: inPercent(j) });
-    token.style.setProperty("--share", (row[j] / most).toFixed(2));
+    token.style.setProperty("--share", Math.sqrt(row[j]).toFixed(2));
     if (j === query) token.classList.add("query");
   }
   const quoted = (j) => `“${isolated(tokenLabel(tokens[j].trim() || tokens[j]))}”`;
