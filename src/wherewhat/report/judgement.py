@@ -15,7 +15,7 @@ from wherewhat.files import make_folder, parse_object, plain_json, readable_json
 from wherewhat.measures.frequencies import BANDS
 from wherewhat.measures.measurement import QuestionMeasurement, find_measurement
 from wherewhat.options import checked
-from wherewhat.progress import Progress, Silent
+from wherewhat.progress import Progress, Silent, Work
 from wherewhat.report.measurements import GivenText, ScheduledRun, given_text, measure, run_length, with_controls
 from wherewhat.report.report import seen_model
 from wherewhat.report.views import Capacity, ReportRun, view_of
@@ -172,22 +172,26 @@ def judge_claims(
         progress: Progress callback; silent by default.
     """
     progress, out, models = progress or Silent(), output_folder(out, name="--out"), LastModel()
+    work = Work(progress)
     chosen = _chosen(claims)
     if prompts < 1:
         raise ConfigError(f"--prompts is {prompts}: at least 1 is needed")
     check_at_most(MOST_DOCUMENTS, **{"--prompts": prompts})
     Request(measurement="axes", documents=documents, tokens=tokens)  # raises for wrong values
     inputs = given_text(files, documents=documents, out=out, texts=texts, default=_MOST_DOCUMENTS)
-    seen, pace = seen_model(
-        model, inputs.documents, tokens=tokens, out=out, progress=progress, models=models, again=again
-    )
-    inputs.keep()
-    length = len(seen.passages[0].tokens)
     rules = [claim.rule for claim in chosen if claim.rule is not None]
     names = {"axes", *(name for rule in rules for name in (*rule.needs, *rule.also))}
-    wanted = {name: claim_run for name, claim_run in _runs(prompts, seen.capacity).items() if name in names}
-    requests, scheduled, reasons = _schedule(model, seen.capacity, inputs, wanted, documents=documents, tokens=length)
-    runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models, tolerated=_TOLERATED, again=again)
+    with progress.watch(work):
+        _, seen, pace = seen_model(
+            model, inputs.documents, tokens=tokens, out=out, work=work, models=models, again=again
+        )
+        inputs.keep()
+        wanted = {name: claim_run for name, claim_run in _runs(prompts, seen.capacity).items() if name in names}
+        length = len(seen.passages[0].tokens)
+        requests, scheduled, reasons = _schedule(
+            model, seen.capacity, inputs, wanted, documents=documents, tokens=length
+        )
+        runs = measure(scheduled, out=out, pace=pace, work=work, models=models, tolerated=_TOLERATED, again=again)
     reasons |= {name: why for name, request in requests.items() for refused, why in runs.missing if refused == request}
     evidence = Evidence(runs, requests, reasons, seen.capacity.planes)
     verdicts = [verdict_json(judge(claim, evidence)) for claim in chosen]

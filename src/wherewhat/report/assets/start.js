@@ -15,6 +15,7 @@ function write() {
   writeOthers();
   writeMethod();
   writeTerms();
+  writeUnfinished();
   writeContents();
 }
 function writeContents() {
@@ -43,6 +44,7 @@ function chooseModel(i) {
 [chosen.layer, chosen.head] = tellingHead();
 readView();
 setTheme();
+startUnfinished();
 if (all.models.length > 1) writeComparison();
 write();
 chart("map", drawMap, { numbers: numbersOfMap });
