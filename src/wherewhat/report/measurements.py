@@ -207,7 +207,7 @@ class Coming:
 
 
 Partial = Callable[[Callable[[], Runs], list[Coming], int], None]
-"""Receives, when a run ends, a function that returns the finished runs; the runs to come, in order; and the number of all."""
+"""Called when a run ends, with a function that returns the finished runs, the runs to come, and the number of all."""
 
 
 def measure(

@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ class _Pages:
         self._stored: list[ExcerptFile] = []
         self._measured: list[tuple[Excerpt, Runs]] = []
         self._path: Path | None = None
-        self._waiting = False
+        self._waiting: list[Path] = []
         self._written, self._cost = -math.inf, 0.0
 
     def start(self, stored: Sequence[ExcerptFile], out: Path) -> None:
@@ -160,7 +161,7 @@ class _Pages:
         self._path = out / f"{self._name(stored)}.html"
         self._work.say(f"the page: {self._path}; it can be opened now, and is completed while this command runs")
         if not self._path.exists():
-            self._waiting = True
+            self._waiting = [self._path, *(folder for folder in (out, *out.parents) if not folder.exists())]
             write_page(self._path, waiting_page(self._names(stored)))
 
     def add(self, stored: ExcerptFile, seen: Excerpt, runs: Runs) -> None:
@@ -191,7 +192,7 @@ class _Pages:
         # Models that follow are named once they are measured.
         report = self._report([*self._stored, stored], [*self._measured, (seen, runs())])
         write_page(self._path, replace(report, data={**report.data, "unfinished": left}).html())
-        self._waiting, self._written = False, time.perf_counter()
+        self._waiting, self._written = [], time.perf_counter()
         self._cost = self._written - started
         self._work.begin("")
         self._work.after += self._cost  # the page in the end
@@ -202,14 +203,15 @@ class _Pages:
         self._work.begin("writing the page", self._cost)
         report = self._report(self._stored, self._measured)
         if self._path is not None:
-            self._waiting = False
+            self._waiting = []
             write_page(self._path, report.html())
         return report
 
     def end(self) -> None:
-        """Remove the page that waits for the first measurement, if there was none."""
-        if self._waiting and self._path is not None:
-            self._path.unlink(missing_ok=True)
+        """Remove the page that waits for the first measurement, and its folder, if there was none."""
+        for path in self._waiting:
+            with suppress(OSError):  # the folder holds something
+                path.rmdir() if path.is_dir() else path.unlink()
 
     def _names(self, stored: Sequence[ExcerptFile]) -> list[str]:
         return _unique_names(self._models[: len(stored)], [file.model for file in stored])
