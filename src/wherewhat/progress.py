@@ -57,8 +57,10 @@ class Silent:
         return nullcontext()
 
 
-_PRIOR = 0.2
+_PRIOR = 0.1
 """Weight of the estimate against the time taken so far, as a share of the estimated time of all steps."""
+_SPREAD = 0.1
+"""Time over which the time left is corrected, as a share of it."""
 _TAIL = 0.25
 """Last part of a step's expected time, in which the time left falls more slowly, so that it does not end too early."""
 
@@ -67,8 +69,9 @@ class Work:
     """Steps one after another with their expected times: the present one, and the time that is left.
 
     The time left is the expected time of the steps that are not done, corrected by the ratio of the time that the
-    others took to what was expected of them. The estimate has a weight of its own in that ratio, so that the time left
-    does not jump after the first steps. It is the progress of what is done in these steps.
+    others took to what was expected of them. The estimate has a weight of its own in that ratio, and a correction is
+    spread over a tenth of the time left, which therefore does not jump. It is the progress of what is done in these
+    steps.
 
     Attributes:
         label: What is done at present, such as "loading smollm2"; empty between steps.
@@ -80,6 +83,7 @@ class Work:
         self._progress, self._clock = progress, clock
         self._started = self._since = clock()
         self._expected = self._tracked = self._done = self._taken = 0.0
+        self._left: tuple[float, float] | None = None  # what was left when it was last asked, and when
 
     @property
     def shown(self) -> bool:
@@ -133,10 +137,18 @@ class Work:
         part = 1 - _rest(whole, self.in_step) / whole if whole else 0.0
         return (self._done + part * self._expected) / self.total if self.total else 0.0
 
-    def left(self, expected: float = 0.0) -> float:
-        """Return the seconds until all steps are done, or until so many ``expected`` seconds after the present step."""
-        later = expected or self._tracked + self.after
-        return _rest(self._pace * self._expected, self.in_step) + self._pace * later
+    def left(self) -> float:
+        """Return the seconds until all steps are done; 0 if no time is known."""
+        target, now = self.until(self._tracked + self.after), self._clock()
+        if self._left is not None and self.total and target:
+            before = max(0.0, self._left[0] - (now - self._left[1]))
+            target = before + (target - before) * -math.expm1((self._left[1] - now) / (_SPREAD * target + 1))
+        self._left = (target, now) if self.total else None
+        return target
+
+    def until(self, expected: float) -> float:
+        """Return the seconds until the present step is done and so many ``expected`` seconds of others."""
+        return _rest(self._pace * self._expected, self.in_step) + self._pace * expected
 
     @property
     def words(self) -> str:

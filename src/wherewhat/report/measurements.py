@@ -265,7 +265,7 @@ def measure(
         if partial is not None and missing and isinstance(known[0], RunDirectory):
             sums = itertools.accumulate(expected[other] + starts.get(other, 0.0) for other in missing)
             coming = [
-                Coming(scheduled[other].request, work.left(each)) for other, each in zip(missing, sums, strict=True)
+                Coming(scheduled[other].request, work.until(each)) for other, each in zip(missing, sums, strict=True)
             ]
             partial(lambda: _collected(scheduled, known, earlier), coming, len(scheduled))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from wherewhat.boundary import output_folder, user_path
 from wherewhat.errors import ConfigError, printable
-from wherewhat.files import JSON, config_hash, run_folder_name
+from wherewhat.files import JSON, config_hash, remove_temporaries, run_folder_name
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent, Work, duration
 from wherewhat.report.data import headline
@@ -50,6 +50,7 @@ _LOADING = 3000
 """Tokens of a pass that takes about as long as loading and proving the model, where that was not timed."""
 _PAGES_SHARE = 0.05
 """Largest share of the time that pages of an unfinished report take."""
+_UNFINISHED = 3600.0  # seconds after which an unfinished file was left by a terminated process
 QUICK = (2, 128)
 """Documents and tokens of each of a quick report."""
 
@@ -160,6 +161,8 @@ class _Pages:
         """Say where the page will be, and write one there that waits for the first measurement if there is none."""
         self._path = out / f"{self._name(stored)}.html"
         self._work.say(f"the page: {self._path}; it can be opened now, and is completed while this command runs")
+        if out.is_dir():
+            remove_temporaries(out, older_than=_UNFINISHED)
         if not self._path.exists():
             self._waiting = [self._path, *(folder for folder in (out, *out.parents) if not folder.exists())]
             write_page(self._path, waiting_page(self._names(stored)))

@@ -1,29 +1,31 @@
 // The page of a report whose measurements are not all made: what is still to come and when, and a way to load it again.
 const UNFINISHED = stored.unfinished;
 const PARTS = { heads: "scatter", distance: "distance-part", frequencies: "bands-part", perturb: "perturbation-part", extend: "length-part" };
-const clock = (seconds) => new Date(UNFINISHED.written + 1000 * seconds).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const clock = (seconds) => new Date(UNFINISHED.written + 1000 * seconds).toLocaleTimeString([], { timeStyle: "short" });
 function writeUnfinished() {
   for (const line of document.querySelectorAll(".to-come")) line.remove();
   // Runs to come are those of the model that is measured last.
   if (!UNFINISHED || chosen.model < all.models.length - 1) return;
-  for (const { name, weights, seconds } of UNFINISHED.coming) {
-    if (weights !== data.model.weights || !PARTS[name]) continue;
-    const line = make(document.body, "p", `Still to come, at about ${clock(seconds)}: ${name}.`, { class: "note to-come" });
-    by(PARTS[name]).before(line);
+  const say = (runs, place) => {
+    if (!runs.length) return;
+    const names = runs.map(({ name, weights, seconds }) => `${name}${weights === data.model.weights ? "" : ` of the ${weights} control`} at about ${clock(seconds)}`);
+    const line = make(document.body, "p", `Still to come: ${names.join(", ")}.`, { class: "note to-come" });
+    place.before(line);
     line.closest("section").hidden = false;
-    if (name === "heads") by("plane-note").textContent = "";
-  }
+  };
+  const placed = (run) => run.weights === data.model.weights && PARTS[run.name];
+  for (const run of UNFINISHED.coming.filter(placed)) say([run], by(PARTS[run.name]));
+  say(UNFINISHED.coming.filter((run) => !placed(run)), by("numbers"));
+  if (!data.swaps) by("plane-note").textContent = "";
 }
 function startUnfinished() {
   if (!UNFINISHED) return;
-  const { done, count, left, coming } = UNFINISHED;
+  const { done, count, left, coming, written } = UNFINISHED;
   const bar = by("unfinished");
   bar.hidden = false;
-  const names = coming.map(({ name, weights, seconds }) => `${name} (${weights}) at ${clock(seconds)}`).join(", ");
-  const text = make(bar, "span", `This page is being completed: ${done} of ${count} measurements at ${clock(0)}, all at about ${clock(left)}. `, { title: `Still to come: ${names}` });
+  const text = make(bar, "span", `This page is being completed: ${done} of ${count} measurements by ${clock(0)}, all by about ${clock(left)}. `);
   make(bar, "button", "Reload", { type: "button" }).addEventListener("click", () => location.reload());
-  const wait = Math.max(10, coming[0].seconds) * 1000 - (Date.now() - UNFINISHED.written);
   setTimeout(() => {
-    text.textContent = "More of this page should be there by now; reloading keeps your selection. If it does not change, the command was interrupted: the same command resumes the work. ";
-  }, Math.max(1000, wait));
+    text.textContent = "There should be more by now. Reloading keeps your selection; if nothing changes, the same command resumes the work. ";
+  }, Math.max(1000, written + 1000 * Math.max(10, coming[0].seconds) - Date.now()));
 }
