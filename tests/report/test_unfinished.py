@@ -98,7 +98,7 @@ def test_quick_is_small_and_explicit_options_win(hostile_model, made, tmp_path, 
     assert {run["config"]["weights"] for run in model["runs"]} == {"trained", "random"}
     assert (model["model"]["documents"], model["model"]["tokens"]) == (1, TOKENS)
     assert "--quick" in stored(path.read_text("utf-8"))["command"]
-    assert re.search(r"^1 of 9: axes \(trained\) ended after \d+ s; about", done.err, re.M), done.err
+    assert re.search(r"^1 of 10: axes \(trained\) ended after \d+ s; about", done.err, re.M), done.err
 
 
 def test_an_error_leaves_no_page(hostile_model, made, tmp_path, cli):

@@ -304,7 +304,9 @@ def _collected(
             runs.left_out.append(f"{request.measurement} ({request.model.weights}): {outcome}")
         elif outcome is not None:
             runs.finished.append((request, StoredRun(outcome)))
-    runs.others.extend(other_runs(runs, earlier))
+    model, missing = scheduled[0].request.model, [item.request for n, item in enumerate(scheduled) if known[n] is None]
+    to_come = {request.measurement for request in missing if request.model == model}
+    runs.others.extend(other for other in other_runs(runs, earlier) if other.name not in to_come)
     weights_hash = str(runs.first[1].directory.config["weights_hash"])
     runs.plans.extend(_plans(earlier.out, weights_hash))
     runs.claims.extend(_claims(earlier.out, weights_hash))
