@@ -49,7 +49,7 @@ class TimedProgress(TerminalProgress):
                 times[i] += used[i] - since
             begin(label, expected)
             last[:] = [*used[:2], -expected]
-            self.estimate = self.estimate or work.total
+            self.estimate = max(self.estimate, work.total)
 
         work.begin = timed  # type: ignore[method-assign]
         with super().watch(work):

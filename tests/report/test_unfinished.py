@@ -12,6 +12,7 @@ import pytest
 
 from helpers.command_line import command_process
 from helpers.report import TOKENS, drawn, opening
+from wherewhat.errors import MeasureError
 from wherewhat.report import report as reporting
 from wherewhat.report.report import make_report
 from wherewhat.runs.request import ModelRequest
@@ -88,7 +89,22 @@ def test_pages_cost_a_small_part_of_the_time(hostile_model, made, tmp_path, monk
     assert 2 < len(written) < 12
 
 
-def test_quick_is_small_and_explicit_options_win(hostile_model, made, tmp_path, cli):
+def test_quick_is_small_and_explicit_options_win(hostile_model, made, tmp_path, monkeypatch):
+    sizes = []
+
+    def measured(model, inputs, pages, *, tokens, quick, **options):
+        sizes.append((len(inputs.documents), tokens, quick))
+        raise MeasureError("this is enough")
+
+    monkeypatch.setattr(reporting, "_measured", measured)
+    for options in ({}, {"quick": True}, {"quick": True, "documents": 1}, {"quick": True, "tokens": 64}):
+        with pytest.raises(MeasureError):
+            make_report(ModelRequest(model=hostile_model), out=tmp_path, **options)
+    assert sizes == [(4, 512, False), (2, 128, True), (1, 128, True), (2, 64, True)]
+
+
+@pytest.mark.slow
+def test_a_quick_report_in_a_pipe(hostile_model, made, tmp_path, cli):
     words = ["report", hostile_model, "--text", made.text, "--quick", "--device", "cpu", "--tokens", TOKENS]
     done = cli(*words, "--documents", 1, "--out", tmp_path / "runs")
     assert done.code == 0, done.err

@@ -65,7 +65,7 @@ class ClaimRun:
 def _runs(prompts: int, capacity: Capacity) -> dict[str, ClaimRun]:
     """Return the runs that claims need, by name; the decomposition is first.
 
-    Numbers of passes were measured on two cores. Intervals need four documents, and losses under perturbation more.
+    Intervals need four documents, and losses under perturbation more.
     ``prompts`` are those of each kind and size.
     """
     words = {"kinds": ("words",), "rates": (0.05, 0.1, 0.2), "seeds": 1, "axes": False, "equivalence": False}
@@ -79,16 +79,16 @@ def _runs(prompts: int, capacity: Capacity) -> dict[str, ClaimRun]:
     return {
         "axes": ClaimRun("axes"),
         "heads": ClaimRun("heads"),
-        "random tokens": ClaimRun("heads", ReportRun(8.0, documents=4, tokens=256, options=queries), prompts="random"),
-        "planes": ClaimRun("planes", ReportRun(4.0, documents=4, tokens=256, controls=("random",)), rotary=True),
-        "distance": ClaimRun("distance", ReportRun(11.0, documents=4, tokens=256), rotary=True),
+        "random tokens": ClaimRun("heads", ReportRun(5.3, documents=4, tokens=256, options=queries), prompts="random"),
+        "planes": ClaimRun("planes", ReportRun(2.0, documents=4, tokens=256, controls=("random",)), rotary=True),
+        "distance": ClaimRun("distance", ReportRun(3.3, documents=4, tokens=256), rotary=True),
         "frequencies": ClaimRun(
-            "frequencies", ReportRun(36.0, documents=4, tokens=128, options=unrotated), rotary=True
+            "frequencies", ReportRun(31.0, documents=4, tokens=128, options=unrotated), rotary=True
         ),
-        "massive": ClaimRun("frequencies", ReportRun(18.0, documents=4, tokens=256, options=massive), rotary=True),
-        "words": ClaimRun("perturb", ReportRun(8.0, documents=8, tokens=256, options=words)),
-        "positions": ClaimRun("perturb", ReportRun(20.0, documents=4, tokens=192, options=swaps)),
-        "residual": ClaimRun("residual", ReportRun(11.0, documents=4, tokens=256, options=additive)),
+        "massive": ClaimRun("frequencies", ReportRun(15.0, documents=4, tokens=256, options=massive), rotary=True),
+        "words": ClaimRun("perturb", ReportRun(4.4, documents=8, tokens=256, options=words)),
+        "positions": ClaimRun("perturb", ReportRun(11.0, documents=4, tokens=192, options=swaps)),
+        "residual": ClaimRun("residual", ReportRun(9.5, documents=4, tokens=256, options=additive)),
         # About 100 tokens for each of two kinds in two sizes.
         "prompts": ClaimRun("prompts", ReportRun(2.0, documents=4 * prompts, tokens=100, options=asked)),
         "extend": ClaimRun("extend"),

@@ -46,7 +46,7 @@ from wherewhat.runs.request import (
 )
 from wherewhat.text.documents import Document, documents_of
 
-_LOADING = 3000
+_LOADING = 1200
 """Tokens of a pass that takes about as long as loading and proving the model, where that was not timed."""
 _PAGES_SHARE = 0.05
 """Largest share of the time that pages of an unfinished report take."""
