@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import threading
@@ -97,3 +98,10 @@ def test_a_terminal_has_one_bar(monkeypatch):
     assert "measuring axes" in file.getvalue()
     assert "1 of 2 ended" in file.getvalue()
     assert "still" not in file.getvalue()
+
+
+def test_a_log_has_lines_while_the_output_of_libraries_is_discarded(capsys):
+    shown = TerminalProgress()
+    with shown.watch(Work(shown)), contextlib.redirect_stderr(io.StringIO()):
+        shown.say("loading")
+    assert capsys.readouterr().err == "loading\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -182,7 +183,8 @@ class TerminalProgress:
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
 
-        self._console = console or Console(stderr=True)
+        # The stream of now: that of others is discarded while libraries load a model.
+        self._console = console or Console(file=sys.stderr)
         self._watching, self._last = False, 0.0
 
     @property
