@@ -42,12 +42,12 @@ class TimedProgress(TerminalProgress):
         """Note the times of steps."""
         begin, last = work.begin, [time.process_time(), time.perf_counter(), 0.0]
 
-        def timed(label: str, expected: float = 0.0) -> None:
+        def timed(label: str, expected: float = 0.0, following: float | None = None) -> None:
             used = [time.process_time(), time.perf_counter(), 0.0]
             times = self.steps.setdefault(work.label or "between steps", [0.0, 0.0, 0.0])
             for i, since in enumerate(last):
                 times[i] += used[i] - since
-            begin(label, expected)
+            begin(label, expected, following)
             last[:] = [*used[:2], -expected]
             self.estimate = max(self.estimate, work.total)
 

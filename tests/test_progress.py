@@ -60,9 +60,12 @@ def test_steps_of_unknown_length_do_not_count():
     work.begin("loading")
     clock.now = 30.0
     assert work.words == "30 s so far"
-    work.after = 100.0
-    work.begin("measuring", 50.0)
-    assert (work.left(), work.until(20.0), work.total) == (150.0, 70.0, 150.0)
+    work.after = 40.0
+    work.begin("reading", following=110.0)
+    assert work.left() == 150
+    for _ in work.track([1, 2], "measuring", [50.0, 60.0]):
+        assert (work.left(), work.until(20.0), work.total) == (150.0, 70.0, 150.0)
+        break
     assert work.words == "about 2 min left"
 
 

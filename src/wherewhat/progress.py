@@ -100,19 +100,25 @@ class Work:
         del work
         return nullcontext()
 
-    def begin(self, label: str, expected: float = 0.0) -> None:
-        """End the present step and begin another, which will take ``expected`` seconds; 0 if that is not known."""
+    def begin(self, label: str, expected: float = 0.0, following: float | None = None) -> None:
+        """End the present step and begin another.
+
+        Args:
+            label: What is done.
+            expected: Seconds that it will take; 0 if that is not known.
+            following: Seconds of the steps that are tracked next; unchanged by default.
+        """
         now = self._clock()
         if self._expected:
             self._done, self._taken = self._done + self._expected, self._taken + now - self._since
         self.label, self._expected, self._since = label, expected, now
+        self._tracked = self._tracked if following is None else following
 
     def track(self, items: Sequence[T], label: Label[T], expected: Sequence[float] | None = None) -> Iterator[T]:
         """Iterate over ``items``, each of which is a step."""
         seconds = list(expected or [0.0] * len(items))
         for number, item in enumerate(items):
-            self._tracked = sum(seconds[number + 1 :])
-            self.begin(label(item) if callable(label) else label, seconds[number])
+            self.begin(label(item) if callable(label) else label, seconds[number], sum(seconds[number + 1 :]))
             yield item
         self.begin("")
 

@@ -275,7 +275,7 @@ def measure(
         seconds = [expected[number] for number in numbers]
         work.after -= load + sum(seconds)
         model = requests[0].model
-        work.begin(f"loading {model.model} ({model.weights})" if load else "reading texts", load)
+        work.begin(f"loading {model.model} ({model.weights})" if load else "reading texts", load, sum(seconds))
         options: dict[str, Any] = {"out": out, "progress": work, "models": models, "again": again}
         options |= {"expected": seconds, "ended": functools.partial(ended, numbers)}
         if model != scheduled[0].request.model:  # run_controls keeps why there is none
