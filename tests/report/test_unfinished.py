@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command_line import command_process
-from helpers.report import TOKENS, drawn, opening
+from helpers.report import TOKENS, drawn, opening, until
 from wherewhat.errors import MeasureError
 from wherewhat.report import report as reporting
 from wherewhat.report.report import make_report
@@ -188,8 +188,13 @@ def test_each_page_opens_without_an_error(pages, browser, tmp_path):
             assert ("perturb at about" in to_come) == (number < 7)
             assert "axes of the shuffled control at about" in to_come
             drawn(page, "map", "range", "curve")
-            page.locator("#unfinished button").click()
+            page.locator("#head").select_option("3")
+            until(page, "location.hash.includes('head=L0H3') || location.hash.includes('head=L1H3')")
+            name = page.locator("#h-panel").inner_text()
+            with page.expect_navigation():
+                page.locator("#unfinished button").click()
             page.wait_for_selector("html[data-ready=true]", state="attached")
+            assert page.locator("#h-panel").inner_text() == name
     path.write_text(last, "utf-8")
     with opening(browser, path) as page:
         assert page.locator("#unfinished").is_hidden()
