@@ -11,15 +11,16 @@ model's layers: tokens times layers, in plain passes.
 from __future__ import annotations
 
 import argparse
-import re
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from wherewhat.models.loader import load
-from wherewhat.progress import TerminalProgress
+from wherewhat.progress import TerminalProgress, Work
 from wherewhat.report.measurements import DOCUMENTS, TOKENS
 from wherewhat.report.report import make_report
 from wherewhat.runs.request import ModelRequest
@@ -30,25 +31,31 @@ MOST = 60
 
 
 class TimedProgress(TerminalProgress):
-    """Progress that keeps the processor time between its lines about measurements; the first has shared passes."""
+    """Progress that keeps the processor time, the wall time and the expected time of each step."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.started = time.process_time()
-        self.seconds: dict[str, float] = {}
+        self.steps: dict[str, list[float]] = {}
+        self.estimate = 0.0
 
-    def say(self, line: str) -> None:
-        """Print a line; where it says that a measurement ended, the time since the last such line was for it."""
-        ended = re.fullmatch(r"\d+ of \d+: (.+) ended", line)
-        if ended or "measurements: about" in line:
-            self.add(ended[1] if ended else "loading and excerpt")
-        super().say(line)
+    @contextmanager
+    def watch(self, work: Work) -> Iterator[None]:
+        """Note the times of steps."""
+        begin, last = work.begin, [time.process_time(), time.perf_counter(), 0.0]
 
-    def add(self, name: str) -> None:
-        """Add the time since the last call to what it was used for."""
-        used = time.process_time()
-        self.seconds[name] = self.seconds.get(name, 0.0) + used - self.started
-        self.started = used
+        def timed(label: str, expected: float = 0.0, following: float | None = None) -> None:
+            used = [time.process_time(), time.perf_counter(), 0.0]
+            times = self.steps.setdefault(work.label or "between steps", [0.0, 0.0, 0.0])
+            for i, since in enumerate(last):
+                times[i] += used[i] - since
+            begin(label, expected, following)
+            last[:] = [*used[:2], -expected]
+            self.estimate = max(self.estimate, work.total)
+
+        work.begin = timed  # type: ignore[method-assign]
+        with super().watch(work):
+            yield
+            timed("")
 
 
 def main() -> int:
@@ -59,25 +66,30 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=TOKENS)
     options = parser.parse_args()
     plain, tokens = _plain(options)
-    counter = LayerTokens()
-    progress, started = TimedProgress(), time.perf_counter()
+    counter, progress = LayerTokens(), TimedProgress()
     with tempfile.TemporaryDirectory() as out:
-        made = make_report(
+        report = make_report(
             ModelRequest(model=options.model),
             out=out,
             documents=options.documents,
             tokens=options.tokens,
             progress=progress,
+            write=True,
         )
-        megabytes = made.write(Path(out) / "report.html").stat().st_size / 1e6
-    progress.add("the page")
+        megabytes = (Path(out) / f"{report.name}.html").stat().st_size / 1e6
     counter.handle.remove()
-    wall, total = time.perf_counter() - started, sum(progress.seconds.values())
     print(f"plain pass over {options.documents} x {options.tokens} tokens: {plain:.1f} processor seconds")
-    for name, seconds in progress.seconds.items():
-        print(f"{name:28} {seconds:8.1f} s {seconds / plain:7.2f} passes")
-    print(f"{'all':28} {total:8.1f} s {total / plain:7.2f} passes (at most {MOST}); {wall:.0f} s wall time")
-    print(f"{'floor: tokens in layers':28} {'':10} {counter.tokens / tokens:7.2f} passes")
+    for name, (seconds, wall, expected) in progress.steps.items():
+        print(
+            f"{name:90} {seconds:7.1f} s {seconds / plain:6.2f} passes, {wall:6.1f} s wall, {expected:6.1f} s expected"
+        )
+    total, wall, _ = map(sum, zip(*progress.steps.values(), strict=True))
+    print(f"{'all':90} {total:7.1f} s {total / plain:6.2f} passes (at most {MOST}), {wall:6.1f} s wall")
+    print(f"{'floor: tokens in layers':90} {'':9} {counter.tokens / tokens:6.2f} passes")
+    timed = sum(wall for _, wall, expected in progress.steps.values() if expected)
+    print(
+        f"estimate {progress.estimate:.0f} s, and the steps took {timed:.0f} s: ratio {timed / progress.estimate:.2f}"
+    )
     print(f"page: {megabytes:.1f} MB")
     return 0 if total <= MOST * plain else 1
 

@@ -25,7 +25,7 @@ def assert_one_line(outcome, *words):
         assert word in outcome.err, outcome.err
 
 
-def command_process(processes, arguments, *, out, err, signal_at=None):
+def command_process(processes, arguments, *, out, err, signal_at=None, before="measuring"):
     """Start ``wherewhat`` with arguments as a process of the fork server.
 
     Args:
@@ -33,27 +33,29 @@ def command_process(processes, arguments, *, out, err, signal_at=None):
         arguments: Words of the command.
         out: File of its standard output; None for a pipe that nobody reads.
         err: File of its standard error.
-        signal_at: A signal that it gets, and before which of the batches of texts that it measures, counted from 0.
+        signal_at: A signal that it gets, and before which batch of texts that it measures, counted from 0.
+        before: ``renaming``, if files are counted that were written under a temporary name and get their own.
     """
-    given = ([str(word) for word in arguments], out and str(out), str(err), signal_at)
+    given = ([str(word) for word in arguments], out and str(out), str(err), signal_at, before)
     process = processes.Process(target=_run_command, args=given)
     process.start()
     return process
 
 
-def _run_command(arguments, out, err, signal_at):
+def _run_command(arguments, out, err, signal_at, before):
     from wherewhat.__main__ import main
     from wherewhat.runs import execution
 
     if signal_at is not None:
-        measure, (number, which), texts = execution._measured, signal_at, itertools.count()
+        module, name = (execution, "_measured") if before == "measuring" else (os, "replace")
+        do, (number, which), times = getattr(module, name), signal_at, itertools.count()
 
-        def measure_or_stop(*given):
-            if next(texts) == number:
+        def do_or_stop(*given):
+            if next(times) == number:
                 os.kill(os.getpid(), which)
-            return measure(*given)
+            return do(*given)
 
-        execution._measured = measure_or_stop
+        setattr(module, name, do_or_stop)
     if out is None:
         read, write = os.pipe()
         os.close(read)

@@ -92,7 +92,7 @@ def opening(browser, path, fragment="", *, width=1280):
             page.remove_listener(event, listener)
         _idle[browser] = page
     assert said == []
-    assert [url.partition("#")[0] for url in asked if not url.startswith("data:")] == [path.as_uri()]
+    assert {url.partition("#")[0] for url in asked if not url.startswith("data:")} == {path.as_uri()}
 
 
 def until(page, condition):

@@ -31,7 +31,7 @@ MODELS = [
 
 
 def command(models):
-    return _command(models, GivenText(("t.txt",), []), documents=2, tokens=64, training=[Path("study")])
+    return _command(models, GivenText(("t.txt",), []), documents=2, tokens=64, quick=False, training=[Path("study")])
 
 
 def test_command_line_reads_what_the_page_gives(monkeypatch):

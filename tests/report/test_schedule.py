@@ -27,10 +27,10 @@ def sizes(scheduled):
 def test_sizes_by_default():
     assert sizes(schedule(ModelRequest(), CAPACITY)[0]) == [
         ("axes", "trained", 4, 512),
+        ("heads", "trained", 4, 256),
         ("distance", "trained", 1, 256),
         ("planes", "trained", 1, 256),
         ("residual", "trained", 1, 256),
-        ("heads", "trained", 4, 256),
         ("frequencies", "trained", 3, 128),
         ("perturb", "trained", 3, 256),
         ("axes", "random", 4, 512),
@@ -128,5 +128,9 @@ def test_models_are_loaded_once_for_each_weights():
     """Runs of the same weights follow each other, so that the last model is the next one's."""
     weights = [weights for _, weights, _, _ in sizes(schedule(ModelRequest(), CAPACITY)[0])]
     assert sum(one != other for one, other in itertools.pairwise(weights)) == 2
-    pace = measuring.Pace(start=10.0, token=0.0)
-    assert sum(pace.seconds(schedule(ModelRequest(), CAPACITY)[0])) == 30
+
+
+def test_controls_are_chosen():
+    for chosen in ((), ("random",), ("shuffled",)):
+        scheduled, _ = schedule(ModelRequest(), CAPACITY, controls=chosen)
+        assert {weights for _, weights, _, _ in sizes(scheduled)} == {"trained", *chosen}

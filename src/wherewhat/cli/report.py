@@ -36,7 +36,12 @@ _Weights = Annotated[
     typer.Option(help="trained (default), random or shuffled; repeat to compare several."),
 ]
 _Documents = Annotated[int | None, typer.Option(help="Documents of the decomposition (default: the first 4).")]
-_Tokens = Annotated[int, typer.Option(help="Tokens of each document; the slower measurements use 256 at most.")]
+_Tokens = Annotated[
+    int | None, typer.Option(help="Tokens of each document (default: 512); the slower measurements use 256 at most.")
+]
+_Quick = Annotated[
+    bool, typer.Option("--quick", help="2 documents of 128 tokens, and no control model but the random one.")
+]
 _Training = Annotated[
     list[str] | None,
     typer.Option(metavar="DIR", help="A recorded or multi-hop training to show, or a folder, besides those in --out."),
@@ -49,7 +54,8 @@ def report(
     weights: _Weights = None,
     text: options.Text = None,
     documents: _Documents = None,
-    tokens: _Tokens = 512,
+    tokens: _Tokens = None,
+    quick: _Quick = False,
     training: _Training = None,
     out: options.Out = options.DEFAULT_OUT,
     again: options.Again = False,
@@ -59,7 +65,8 @@ def report(
 
     The three-axis decomposition with its controls, the loss with exactly additive logits, positional and symbolic
     heads, frequencies, planes, controlled distance, and short perturbation and length curves are measured on a few
-    documents. Each measurement has its own run directory, and an interrupted report is resumed by the same command.
+    documents. The page is written after the first measurement and completed as others finish; its path is shown first.
+    Each measurement has its own run directory, and an interrupted report is resumed by the same command.
     Several models, or a model and its control models, are compared in one file.
     """
     from wherewhat.report.report import make_report
@@ -74,11 +81,12 @@ def report(
         files=tuple(text) if text else None,
         documents=documents,
         tokens=tokens,
+        quick=quick,
         training=tuple(user_path(folder, name="--training") for folder in training or ()),
         again=again,
         progress=TerminalProgress(),
+        write=True,
     )
-    path = page.write(out / f"{page.name}.html")
     console = Console()
     for profile in page.models:
         for finding in profile.findings:
@@ -93,7 +101,7 @@ def report(
     for profile in page.models:
         for line in profile.left_out:
             print_line(console, f"left out of {profile.name}: {line}", wrap=True)
-    print_line(console, path)
+    print_line(console, out / f"{page.name}.html")
 
 
 def _numbers_table(models: Sequence[Profiled]) -> Table:

@@ -165,9 +165,11 @@ class ExcerptFile:
 
     Attributes:
         path: The folder; its name holds a hash of the model's files, its options, the texts and package versions.
+        model: Name of the model.
     """
 
     path: Path
+    model: str
 
     @classmethod
     def of(
@@ -190,7 +192,8 @@ class ExcerptFile:
             state = model_files(model)
         drawn: list[JSON] = [ROWS, FURTHER_ROWS, PASSAGES]
         key = config_hash({**state, "texts": text_hash(texts), "tokens": tokens, "passages": drawn})
-        return cls(out / run_folder_name(f"excerpt-{state['model']}-{model.weights}", key))
+        name = str(state["model"])
+        return cls(out / run_folder_name(f"excerpt-{name}-{model.weights}", key), name)
 
     def read(self) -> Excerpt | None:
         """Return the excerpt; None if there is none or its files are damaged."""

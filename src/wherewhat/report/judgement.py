@@ -15,7 +15,7 @@ from wherewhat.files import make_folder, parse_object, plain_json, readable_json
 from wherewhat.measures.frequencies import BANDS
 from wherewhat.measures.measurement import QuestionMeasurement, find_measurement
 from wherewhat.options import checked
-from wherewhat.progress import Progress, Silent
+from wherewhat.progress import Progress, Silent, Work
 from wherewhat.report.measurements import GivenText, ScheduledRun, given_text, measure, run_length, with_controls
 from wherewhat.report.report import seen_model
 from wherewhat.report.views import Capacity, ReportRun, view_of
@@ -65,7 +65,7 @@ class ClaimRun:
 def _runs(prompts: int, capacity: Capacity) -> dict[str, ClaimRun]:
     """Return the runs that claims need, by name; the decomposition is first.
 
-    Numbers of passes were measured on two cores. Intervals need four documents, and losses under perturbation more.
+    Intervals need four documents, and losses under perturbation more.
     ``prompts`` are those of each kind and size.
     """
     words = {"kinds": ("words",), "rates": (0.05, 0.1, 0.2), "seeds": 1, "axes": False, "equivalence": False}
@@ -79,16 +79,16 @@ def _runs(prompts: int, capacity: Capacity) -> dict[str, ClaimRun]:
     return {
         "axes": ClaimRun("axes"),
         "heads": ClaimRun("heads"),
-        "random tokens": ClaimRun("heads", ReportRun(8.0, documents=4, tokens=256, options=queries), prompts="random"),
-        "planes": ClaimRun("planes", ReportRun(4.0, documents=4, tokens=256, controls=("random",)), rotary=True),
-        "distance": ClaimRun("distance", ReportRun(11.0, documents=4, tokens=256), rotary=True),
+        "random tokens": ClaimRun("heads", ReportRun(5.3, documents=4, tokens=256, options=queries), prompts="random"),
+        "planes": ClaimRun("planes", ReportRun(2.0, documents=4, tokens=256, controls=("random",)), rotary=True),
+        "distance": ClaimRun("distance", ReportRun(3.3, documents=4, tokens=256), rotary=True),
         "frequencies": ClaimRun(
-            "frequencies", ReportRun(36.0, documents=4, tokens=128, options=unrotated), rotary=True
+            "frequencies", ReportRun(31.0, documents=4, tokens=128, options=unrotated), rotary=True
         ),
-        "massive": ClaimRun("frequencies", ReportRun(18.0, documents=4, tokens=256, options=massive), rotary=True),
-        "words": ClaimRun("perturb", ReportRun(8.0, documents=8, tokens=256, options=words)),
-        "positions": ClaimRun("perturb", ReportRun(20.0, documents=4, tokens=192, options=swaps)),
-        "residual": ClaimRun("residual", ReportRun(11.0, documents=4, tokens=256, options=additive)),
+        "massive": ClaimRun("frequencies", ReportRun(15.0, documents=4, tokens=256, options=massive), rotary=True),
+        "words": ClaimRun("perturb", ReportRun(4.4, documents=8, tokens=256, options=words)),
+        "positions": ClaimRun("perturb", ReportRun(11.0, documents=4, tokens=192, options=swaps)),
+        "residual": ClaimRun("residual", ReportRun(9.5, documents=4, tokens=256, options=additive)),
         # About 100 tokens for each of two kinds in two sizes.
         "prompts": ClaimRun("prompts", ReportRun(2.0, documents=4 * prompts, tokens=100, options=asked)),
         "extend": ClaimRun("extend"),
@@ -172,22 +172,26 @@ def judge_claims(
         progress: Progress callback; silent by default.
     """
     progress, out, models = progress or Silent(), output_folder(out, name="--out"), LastModel()
+    work = Work(progress)
     chosen = _chosen(claims)
     if prompts < 1:
         raise ConfigError(f"--prompts is {prompts}: at least 1 is needed")
     check_at_most(MOST_DOCUMENTS, **{"--prompts": prompts})
     Request(measurement="axes", documents=documents, tokens=tokens)  # raises for wrong values
     inputs = given_text(files, documents=documents, out=out, texts=texts, default=_MOST_DOCUMENTS)
-    seen, pace = seen_model(
-        model, inputs.documents, tokens=tokens, out=out, progress=progress, models=models, again=again
-    )
-    inputs.keep()
-    length = len(seen.passages[0].tokens)
     rules = [claim.rule for claim in chosen if claim.rule is not None]
     names = {"axes", *(name for rule in rules for name in (*rule.needs, *rule.also))}
-    wanted = {name: claim_run for name, claim_run in _runs(prompts, seen.capacity).items() if name in names}
-    requests, scheduled, reasons = _schedule(model, seen.capacity, inputs, wanted, documents=documents, tokens=length)
-    runs = measure(scheduled, out=out, pace=pace, progress=progress, models=models, tolerated=_TOLERATED, again=again)
+    with progress.watch(work):
+        _, seen, pace = seen_model(
+            model, inputs.documents, tokens=tokens, out=out, work=work, models=models, again=again
+        )
+        inputs.keep()
+        wanted = {name: claim_run for name, claim_run in _runs(prompts, seen.capacity).items() if name in names}
+        length = len(seen.passages[0].tokens)
+        requests, scheduled, reasons = _schedule(
+            model, seen.capacity, inputs, wanted, documents=documents, tokens=length
+        )
+        runs = measure(scheduled, out=out, pace=pace, work=work, models=models, tolerated=_TOLERATED, again=again)
     reasons |= {name: why for name, request in requests.items() for refused, why in runs.missing if refused == request}
     evidence = Evidence(runs, requests, reasons, seen.capacity.planes)
     verdicts = [verdict_json(judge(claim, evidence)) for claim in chosen]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -17,8 +16,8 @@ from wherewhat.boundary import read_user_file
 from wherewhat.caches.plan import Plan
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, StoreError, WherewhatError
 from wherewhat.files import make_folder, parse_object, write_file
-from wherewhat.measures.measurement import measurements
-from wherewhat.progress import Progress, duration
+from wherewhat.measures.measurement import Control, measurements
+from wherewhat.progress import Work, counted, duration
 from wherewhat.report.views import Capacity, ReportRun, view_of
 from wherewhat.runs.collection import DRAWN, OtherRun, Runs
 from wherewhat.runs.directory import RunDirectory
@@ -33,6 +32,10 @@ T = TypeVar("T")
 DOCUMENTS, TOKENS = 4, 512
 """Documents and tokens of each by default."""
 
+CONTROL_MODELS: tuple[Control, ...] = ("random", "shuffled")
+"""Weights of the control models of a report."""
+
+_FIRST = ("axes", "heads")
 _STANDARD_INPUT = "-"
 
 
@@ -128,20 +131,23 @@ def schedule(
     texts: tuple[Document, ...] | None = None,
     documents: int = DOCUMENTS,
     tokens: int = TOKENS,
+    controls: Sequence[Control] = CONTROL_MODELS,
 ) -> tuple[list[ScheduledRun], list[str]]:
     """Return the runs of a report, in order, and one line for each measurement that is left out.
 
     The first run is the decomposition of the model, on all documents and tokens; the others use fewer, except a length
-    curve beyond the trained length. A trained model is measured together with its control models.
+    curve beyond the trained length. Next are the scores of heads, since a page has its map of heads from these two. A
+    trained model is measured together with those of its control models that are in ``controls``.
     """
     wanted, left_out = [], []
-    for measurement in measurements().values():
+    for measurement in sorted(measurements().values(), key=lambda measurement: measurement.name not in _FIRST):
         run = view_of(measurement).report_run(capacity, tokens=tokens)
         if run is None:
             continue
         if isinstance(run, str):
             left_out.append(f"{measurement.name}: {run}")
             continue
+        run = replace(run, controls=tuple(weights for weights in run.controls if weights in controls))
         count, length = min(run.documents or documents, documents), run_length(run, tokens)
         request = Request(
             measurement=measurement.name,
@@ -186,14 +192,22 @@ class Pace:
     start: float
     token: float
 
-    def seconds(self, scheduled: Sequence[ScheduledRun]) -> list[float]:
-        """Return the expected time of each run in sequence; consecutive runs with the same weights load them once."""
-        loaded, times = None, []
-        for item in scheduled:
-            weights = item.request.model.weights
-            times.append(item.cost * self.token + (0.0 if weights == loaded else self.start))
-            loaded = weights
-        return times
+
+@dataclass(frozen=True)
+class Coming:
+    """A run that is not made yet.
+
+    Attributes:
+        request: The run.
+        seconds: Time until it is made, by the estimate and the time taken so far.
+    """
+
+    request: Request
+    seconds: float
+
+
+Partial = Callable[[Callable[[], Runs], list[Coming], int], None]
+"""Called when a run ends, with a function that returns the finished runs, the runs to come, and the number of all."""
 
 
 def measure(
@@ -201,35 +215,73 @@ def measure(
     *,
     out: Path,
     pace: Pace,
-    progress: Progress,
+    work: Work,
     models: LastModel,
     tolerated: tuple[type[WherewhatError], ...] = (MeasureError, CaptureError),
     again: bool = False,
+    others: int = 0,
+    partial: Partial | None = None,
 ) -> Runs:
     """Make every scheduled run that is not finished, or ``again`` all of them.
 
     The first must succeed; others are left out where they raise a ``tolerated`` error, and control models where they
     cannot be made. Measurements of layers on the same texts share their passes.
+
+    Args:
+        scheduled: The runs.
+        out: Folder of run directories.
+        pace: Speed of the model, from which times are estimated.
+        work: Progress of the whole.
+        models: Keeps the model.
+        tolerated: Errors of runs that are left out.
+        again: Measure anew what is finished.
+        others: Models that are measured afterwards, for which the same time is expected.
+        partial: Called when a run ends and others follow, once the first is finished.
     """
-    runs, earlier = Runs(), KnownRuns(out)
+    earlier = KnownRuns(out)
     known = {number: None if again else earlier.find(item.request) for number, item in enumerate(scheduled)}
     missing = [number for number, outcome in known.items() if outcome is None]
-    expected = dict(zip(missing, pace.seconds([scheduled[number] for number in missing]), strict=True))
-    left = sum(expected.values())
-    progress.say(_beginning(len(scheduled), len(scheduled) - len(missing), left))
+    groups = _by_model(scheduled, missing)
+    expected = {number: scheduled[number].cost * pace.token for number in missing}
+    held = [models.holds(scheduled[numbers[0]].request.model) for numbers in groups]
+    starts = {numbers[0]: pace.start for numbers, loaded in zip(groups, held, strict=True) if not loaded}
+    total = sum(expected.values()) + sum(starts.values())
+    work.after = (1 + others) * total
+    work.say(_beginning(len(scheduled), len(scheduled) - len(missing), total, others))
     for outcome in known.values():
         if isinstance(outcome, RunDirectory) and unnoticed(outcome.config):
-            progress.say(reused_line(outcome.path, outcome.config))
-    watch = _Watch(progress, scheduled, expected, left)
-    for numbers in _by_model(scheduled, missing):
+            work.say(reused_line(outcome.path, outcome.config))
+
+    def ended(numbers: Sequence[int], index: int, outcome: RunDirectory | WherewhatError) -> None:
+        number, result = numbers[index], "left out"
+        if not isinstance(outcome, WherewhatError):
+            known[number] = outcome
+            result = f"ended after {duration(float(cast('Any', outcome.provenance()['seconds'])))}"
+        missing.remove(number)
+        request = scheduled[number].request
+        place = f"{len(scheduled) - len(missing)} of {len(scheduled)}"
+        line = f"{place}: {request.measurement} ({request.model.weights}) {result}"
+        work.say("; ".join(filter(None, [line, work.words])))
+        if partial is not None and missing and isinstance(known[0], RunDirectory):
+            sums = itertools.accumulate(expected[other] + starts.get(other, 0.0) for other in missing)
+            coming = [
+                Coming(scheduled[other].request, work.until(each)) for other, each in zip(missing, sums, strict=True)
+            ]
+            partial(lambda: _collected(scheduled, known, earlier), coming, len(scheduled))
+
+    for numbers in groups:
+        load = starts.get(numbers[0], 0.0)
         requests = [scheduled[number].request for number in numbers]
-        ended = partial(watch.ended, numbers)
-        options: dict[str, Any] = {"out": out, "progress": progress, "models": models, "again": again}
-        if requests[0].model != scheduled[0].request.model:  # run_controls keeps why there is none
-            known |= zip(numbers, run_controls(requests, **options, estimated=False, ended=ended), strict=True)
+        seconds = [expected[number] for number in numbers]
+        work.after -= load + sum(seconds)
+        model = requests[0].model
+        work.begin(f"loading {model.model} ({model.weights})" if load else "reading texts", load, sum(seconds))
+        options: dict[str, Any] = {"out": out, "progress": work, "models": models, "again": again}
+        options |= {"expected": seconds, "ended": functools.partial(ended, numbers)}
+        if model != scheduled[0].request.model:  # run_controls keeps why there is none
+            known |= zip(numbers, run_controls(requests, **options), strict=True)
             continue
-        measured = run_together(requests, **options, estimated=False, ended=ended)
-        for number, request, result in zip(numbers, requests, measured, strict=True):
+        for number, request, result in zip(numbers, requests, run_together(requests, **options), strict=True):
             if not isinstance(result, WherewhatError):
                 known[number] = result
                 continue
@@ -237,6 +289,14 @@ def measure(
                 raise result
             known[number] = str(result)
             earlier.keep(request, str(result))
+    return _collected(scheduled, known, earlier)
+
+
+def _collected(
+    scheduled: Sequence[ScheduledRun], known: Mapping[int, RunDirectory | str | None], earlier: KnownRuns
+) -> Runs:
+    """Return the finished runs, with what else is known of the model in the folder of run directories."""
+    runs = Runs()
     for number, item in enumerate(scheduled):
         request, outcome = item.request, known[number]
         if isinstance(outcome, str):
@@ -244,10 +304,12 @@ def measure(
             runs.left_out.append(f"{request.measurement} ({request.model.weights}): {outcome}")
         elif outcome is not None:
             runs.finished.append((request, StoredRun(outcome)))
-    runs.others.extend(other_runs(runs, earlier))
+    model, missing = scheduled[0].request.model, [item.request for n, item in enumerate(scheduled) if known[n] is None]
+    to_come = {request.measurement for request in missing if request.model == model}
+    runs.others.extend(other for other in other_runs(runs, earlier) if other.name not in to_come)
     weights_hash = str(runs.first[1].directory.config["weights_hash"])
-    runs.plans.extend(_plans(out, weights_hash))
-    runs.claims.extend(_claims(out, weights_hash))
+    runs.plans.extend(_plans(earlier.out, weights_hash))
+    runs.claims.extend(_claims(earlier.out, weights_hash))
     return runs
 
 
@@ -319,13 +381,16 @@ def _readable(out: Path, pattern: str, read: Callable[[Path], T]) -> list[T]:
     return contents
 
 
-def _beginning(count: int, finished: int, seconds: float) -> str:
+def _beginning(count: int, finished: int, seconds: float, others: int) -> str:
     if finished == count:
         return f"all {count} measurements were finished earlier"
     earlier = f", {finished} of them finished earlier" if finished else ""
+    more = f", and {duration(others * seconds)} for {counted(others, 'other model')} if they take as long" * (
+        others > 0
+    )
     return (
-        f"{count} measurements{earlier}: about {duration(seconds)}, estimated from the time of one pass of the model "
-        "and the number of passes of each measurement"
+        f"{count} measurements{earlier}: about {duration(seconds)}{more}; estimated from the time of one pass of the "
+        "model and the number of passes of each measurement"
     )
 
 
@@ -334,29 +399,3 @@ def _by_model(scheduled: Sequence[ScheduledRun], numbers: Sequence[int]) -> list
     models = [scheduled[number].request.model for number in numbers]
     starts = [i for i, model in enumerate(models) if i == 0 or model != models[i - 1]]
     return [list(numbers[i:j]) for i, j in itertools.pairwise([*starts, len(numbers)])]
-
-
-class _Watch:
-    """Shows which runs have ended and the time that is left, first by the pace, then by the time taken so far."""
-
-    def __init__(
-        self, progress: Progress, scheduled: Sequence[ScheduledRun], expected: Mapping[int, float], left: float
-    ) -> None:
-        self._progress, self._scheduled, self._expected = progress, scheduled, expected
-        self._started, self._left, self._done = time.perf_counter(), left, 0.0
-        self._count = len(scheduled) - len(expected)
-
-    def ended(self, numbers: Sequence[int], index: int, outcome: RunDirectory | WherewhatError) -> None:
-        """Show that a run ended."""
-        del outcome
-        self._count += 1
-        request = self._scheduled[numbers[index]].request
-        self._progress.say(
-            f"{self._count} of {len(self._scheduled)}: {request.measurement} ({request.model.weights}) ended"
-        )
-        seconds = self._expected[numbers[index]]
-        self._left, self._done = self._left - seconds, self._done + seconds
-        if self._left > 0.5 and self._done > 0:
-            self._progress.say(
-                f"about {duration((time.perf_counter() - self._started) / self._done * self._left)} left"
-            )

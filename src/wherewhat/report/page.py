@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _SCRIPTS = (
     "tools", "charts", "downloads", "model", "side_by_side", "map", "heads", "matrix", "telling", "panel", "plane",
-    "curves", "learning", "claims", "others", "method", "terms", "state", "start",
+    "curves", "learning", "claims", "others", "method", "terms", "state", "unfinished", "start",
 )  # fmt: skip
 """The page's script, a file for each section; later ones use what earlier ones define."""
 
@@ -85,11 +86,7 @@ class Report:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page atomically and return its path."""
-        path = output_file(path, name="the page")
-        content = self.html().encode("utf-8")
-        make_folder(path.parent)
-        write_file(path, content)
-        return path
+        return write_page(output_file(path, name="the page"), self.html())
 
 
 def result_page(data: dict[str, Any]) -> Report:
@@ -143,6 +140,20 @@ def _rows(table: pl.DataFrame, measurement: str, metric: str) -> list[dict[str, 
     return [
         {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()} for row in rows
     ]
+
+
+def write_page(path: Path, page: str) -> Path:
+    """Write a page atomically, and return its path."""
+    content = page.encode("utf-8")
+    make_folder(path.parent)
+    write_file(path, content)
+    return path
+
+
+def waiting_page(models: Sequence[str]) -> str:
+    """Return a page that loads itself again until the report of models has its first page."""
+    names = html.escape(", ".join(models))
+    return asset("waiting.html").replace("{{NAMES}}", names).replace("{{STYLE}}", asset("base.css"))
 
 
 def asset(name: str) -> str:

@@ -66,11 +66,18 @@ class LastModel:
 
     def loaded(self, request: ModelRequest | MemoryModel, *, say: Callable[[str], None] | None = None) -> LoadedModel:
         """Return the model of a request: the kept one, or a newly loaded one."""
-        if self._loaded is None or request != self._request:
+        if not self.holds(request):
             self.forget()  # first, since memory may not suffice for both
+            if say is not None:
+                say(f"loading {request.model} ({request.weights})")
             self._loaded, self._request = load_model(request, say=say), request
             self.loads += 1
+        assert self._loaded is not None
         return self._loaded
+
+    def holds(self, request: ModelRequest | MemoryModel) -> bool:
+        """Return whether the model of a request is the kept one."""
+        return self._loaded is not None and request == self._request
 
     def proof(self) -> Proof:
         """Return the proof of the kept model, made once."""
@@ -136,7 +143,7 @@ def run_together(
     progress: Progress | None = None,
     models: LastModel | None = None,
     again: bool = False,
-    estimated: bool = True,
+    expected: Sequence[float] | None = None,
     ended: Callable[[int, RunDirectory | WherewhatError], None] = lambda _, __: None,
 ) -> list[RunDirectory | WherewhatError]:
     """Measure requests of one model as :func:`run` does; measurements of layers on the same texts share their passes.
@@ -147,7 +154,7 @@ def run_together(
         progress: Progress callback.
         models: Keeps the model for further requests.
         again: Measure anew what is finished.
-        estimated: Whether to show an estimate of the time.
+        expected: Seconds that each request will take; by default they are estimated, and shown.
         ended: Called with the index of each request and its outcome when it ends.
 
     Returns:
@@ -174,8 +181,9 @@ def run_together(
     paths = {index: known.path(requests[index]) for index in prepared}  # before measuring, while files may change
 
     indices = list(prepared)
+    seconds = None if expected is None else [expected[index] for index in indices]
     for position, outcome in measure_together(
-        list(prepared.values()), progress=progress, models=models, again=again, estimated=estimated
+        list(prepared.values()), progress=progress, models=models, again=again, expected=seconds
     ):
         index = indices[position]
         if isinstance(outcome, RunDirectory):
@@ -190,7 +198,6 @@ def prepare(request: Request, *, out: Path, progress: Progress, models: LastMode
     measurement = find_measurement(request.measurement)
     config = build_config(measurement.config, request.options)
     texts = read_texts(request, measurement)
-    progress.say(f"loading {request.model.model} ({request.model.weights})")
     loaded = models.loaded(request.model, say=progress.say)
     inputs = {item.document.name: item for item in model_inputs(request, measurement, config, loaded, texts)}
     if request.tokens is None:
@@ -227,7 +234,7 @@ def measure_together(
     models: LastModel,
     again: bool = False,
     share: Share | None = None,
-    estimated: bool = True,
+    expected: Sequence[float] | None = None,
 ) -> Iterator[tuple[int, RunDirectory | WherewhatError]]:
     """Measure missing parts of several prepared runs of the model that was loaded last, or ``again`` all.
 
@@ -242,14 +249,15 @@ def measure_together(
         again: Measure anew what is finished.
         share: Batches to measure, without finishing the runs; None for all. Several processes can measure shares of one
             run, since each holds its lock only while it saves a batch.
-        estimated: Whether to show an estimate of the time.
+        expected: Seconds that each run will take; by default they are estimated, and shown.
 
     Yields:
         The index of each run when it ends, and its directory, finished unless there is a share, or the error that it
         raised. Its lock is released before.
     """
     # Requests of one run have one job: its directory can be locked only once.
-    by_path = {item.directory.path: _Job(item, share) for item in prepared}
+    seconds = expected or [0.0] * len(prepared)
+    by_path = {item.directory.path: _Job(item, share, each) for item, each in zip(prepared, seconds, strict=True)}
     waiting = {index: by_path[item.directory.path] for index, item in enumerate(prepared)}
     jobs = list(by_path.values())
     for job in jobs:
@@ -271,11 +279,10 @@ def measure_together(
         proof = models.proof()
         for job in jobs:
             job.begin(ModelSubject(loaded, proof, chunk=job.request.chunk, offload=job.request.offload), again=again)
-            if estimated:
+            if expected is None:
                 progress.say(job.estimate(progress))
         batches = _batches(jobs)
-        names = ", ".join(dict.fromkeys(job.measurement.name for job in jobs))
-        for batch in progress.track(batches, f"{names} of {loaded.name} ({loaded.weights})"):
+        for batch in progress.track(batches, _Batch.label, [batch.seconds for batch in batches]):
             batch.measure()
             for job in [job for job in batch.jobs if not job.ended and not job.missing]:
                 job.finish()
@@ -298,11 +305,13 @@ class _Job:
     """One run, or a share of it, while it is measured.
 
     Attributes:
+        seconds: The time that all of it will take; 0 if it is not known.
         missing: Keys of the parts that need the model and are not finished yet.
         outcome: The directory, or the error that it raised; None until it ends.
     """
 
-    def __init__(self, prepared: Prepared, share: Share | None) -> None:
+    def __init__(self, prepared: Prepared, share: Share | None, seconds: float) -> None:
+        self.seconds = seconds
         self.prepared, self.request, self.measurement = prepared, prepared.request, prepared.measurement
         self.directory, self.inputs, self.config = prepared.directory, prepared.inputs, prepared.config
         self.across = isinstance(self.measurement, DocumentsMeasurement)
@@ -443,6 +452,20 @@ class _Batch:
 
     jobs: list[_Job]
     keys: list[list[str]]
+
+    @property
+    def seconds(self) -> float:
+        """The time that it will take; 0 if it is not known."""
+        return sum(job.seconds / len(job.split()) for job in self.jobs)
+
+    def label(self) -> str:
+        """Return what is measured: measurements, model, and which of its inputs."""
+        job, keys = self.jobs[0], self.keys[0]
+        names, loaded = ", ".join(job.measurement.name for job in self.jobs), job.prepared.loaded
+        listed = list(job.inputs)
+        first, last, count = listed.index(keys[0]) + 1, listed.index(keys[-1]) + 1, len(listed)
+        which = "" if len(keys) == count else f", text {first if first == last else f'{first} to {last}'} of {count}"
+        return f"measuring {names} of {loaded.name} ({loaded.weights}){which}"
 
     def measure(self) -> None:
         """Measure and store; jobs that raise an error end."""
@@ -625,7 +648,7 @@ def run_controls(
     progress: Progress | None = None,
     models: LastModel | None = None,
     again: bool = False,
-    estimated: bool = True,
+    expected: Sequence[float] | None = None,
     ended: Callable[[int, RunDirectory | WherewhatError], None] = lambda _, __: None,
 ) -> list[RunDirectory | str]:
     """Return the finished runs of one control model, or in one line why there is none.
@@ -648,7 +671,7 @@ def run_controls(
         progress=progress,
         models=models,
         again=again,
-        estimated=estimated,
+        expected=None if expected is None else [expected[index] for index in left],
         ended=lambda position, outcome: ended(left[position], outcome),
     )
     for index, outcome in zip(left, measured, strict=True):

@@ -16,6 +16,7 @@ function write() {
   writeOthers();
   writeMethod();
   writeTerms();
+  writeUnfinished();
   writeContents();
 }
 function writeContents() {
@@ -44,6 +45,7 @@ function chooseModel(i) {
 [chosen.layer, chosen.head] = tellingHead();
 readView();
 setTheme();
+startUnfinished();
 if (all.models.length > 1) writeComparison();
 write();
 chart("map", drawMap, { numbers: numbersOfMap });
