@@ -8,9 +8,9 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from wherewhat.errors import LoadError, one_line
 from wherewhat.files import model_file_sha256
 from wherewhat.imports import quiet, require
-from wherewhat.models.gguf_file import GgufFile, Setting, dequantised
+from wherewhat.models.gguf_file import STRINGS, GgufFile, Setting, dequantised
 from wherewhat.models.suitability import (
     attempt,
     check_config,
@@ -223,6 +223,8 @@ def convert(path: str, folder: str, with_weights: bool = False) -> dict[str, Any
         folder: The folder.
         with_weights: Also load the model, to refuse files that cannot be loaded before anything is kept of them.
     """
+    from transformers import AutoTokenizer
+
     file = Path(path)
     with _as_load_errors(file), quiet(stderr=True), _fast_transformers():
         header = _read_header(file)
@@ -230,13 +232,14 @@ def convert(path: str, folder: str, with_weights: bool = False) -> dict[str, Any
         if with_weights:
             _build_model(file, config, dict(_weights(file, facts["layout"])), dtype=torch.float32)
         _check_complete(file, header, facts["parameters"])
-        tokenizer = _tokenizer(file)
-        tokenizer.save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(**_source(file))
         check_tokenizer(tokenizer, path, header.tokenizer)
+        tokenizer.save_pretrained(folder)
         # The cache is keyed by content and must not depend on the path of the file.
         config._name_or_path = ""
         config.save_pretrained(folder)
-        describe_folder(folder)  # what the caller will do
+        if with_weights:
+            describe_folder(folder)  # as the caller will do
     return facts
 
 
@@ -262,33 +265,42 @@ _replacing = threading.RLock()
 
 @contextmanager
 def _fast_transformers() -> Iterator[None]:
-    """Replace what transformers does again and again for one file, for minutes, by functions that do it once.
+    """Replace functions with which transformers does the same for one file again and again, for half a minute.
 
-    It parses the file for config and tokenizer with arrays for each token, and makes the table of tensor names of the
-    whole model again for each of its modules.
+    It parses the file three times for config and tokenizer, with an array for each token, and makes the table of the
+    names of all tensors for each module.
     """
     gguf: Any = require("gguf", why="reading GGUF files")
     checkpoint: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    parse = functools.cache(functools.partial(checkpoint.load_gguf_checkpoint, return_tensors=False))
+    parse = functools.cache(GgufFile)
 
-    def settings(path: str, return_tensors: bool = False, **options: Any) -> dict[str, Any]:
-        if return_tensors:
-            return dict(original[checkpoint, "load_gguf_checkpoint"](path, True, **options))
-        return {group: dict(values) for group, values in parse(os.path.realpath(path)).items()}
+    def read(path: str | Path) -> GgufFile:
+        return parse(os.path.realpath(path))
 
-    replaced = {
-        (gguf, "GGUFReader"): functools.cache(lambda path: GgufFile(Path(os.path.realpath(path)))),
+    def metadata(path: str, string_arrays: Container[str] = ()) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return settings, lists of strings as their number unless they are wanted, and the names of tensors."""
+        fields = read(path).fields
+        counted = {name for name, field in fields.items() if field.types == STRINGS and name not in string_arrays}
+        values = {name: len(field.stored) if name in counted else field.value() for name, field in fields.items()}
+        return values, tuple(tensor.name for tensor in read(path).tensors)
+
+    functions = {
+        (gguf, "GGUFReader"): read,
         (gguf, "get_tensor_name_map"): functools.cache(gguf.get_tensor_name_map),
-        (checkpoint, "load_gguf_checkpoint"): settings,
+        (checkpoint, "_gguf_parse_value"): lambda value, types: value,
     }
+    with suppress(ImportError):  # older versions
+        integration: Any = importlib.import_module("transformers.integrations.gguf")
+        reader: Any = importlib.import_module("transformers.integrations.gguf.reader")
+        functions |= {(module, "read_gguf_metadata"): metadata for module in (integration, reader)}
     with _replacing:
-        original = {(module, name): getattr(module, name) for module, name in replaced}
+        originals = {(module, name): getattr(module, name) for module, name in functions}
         try:
-            for (module, name), function in replaced.items():
+            for (module, name), function in functions.items():
                 setattr(module, name, function)
             yield
         finally:
-            for (module, name), function in original.items():
+            for (module, name), function in originals.items():
                 setattr(module, name, function)
 
 
@@ -349,12 +361,6 @@ def _rope_scaling(fields: dict[str, Setting], architecture: str, tensors: set[st
 
 def _source(path: Path) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name, "local_files_only": True}
-
-
-def _tokenizer(path: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(**_source(path))
 
 
 def _read_config(path: Path, header: _Header) -> tuple[Any, dict[str, Any]]:

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from wherewhat.imports import require
 
 # Numbers of types in GGUF files, and NumPy's types of those of fixed size.
 _STRING, _LIST = 8, 9
 _NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+STRINGS = [_LIST, _STRING]
+"""Types of a setting that is a list of strings."""
+
 _PLAIN = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 _VERSIONS = (2, 3)
 _MOST_DIMENSIONS = 8
 _ALIGNMENT = "general.alignment"
 # Entries that are de-quantised together: their intermediate arrays stay in the cache of a core.
-_TOGETHER = 1 << 16
-# Bytes between the starts of tensors in memory are a multiple of this, as in torch.
-_ALIGNED = 64
+_TOGETHER = 1 << 17
+# Tensors start at multiples of so many entries (64 bytes), as in torch.
+_ALIGNED = 16
 
 
 @dataclass(frozen=True)
@@ -34,21 +38,25 @@ class Setting:
 
     Attributes:
         types: Number of its type; for a list also that of its entries.
-        parts: Bytes of each string, or an array ``(n, 1)`` of numbers.
+        stored: Bytes of each string, or an array of numbers.
     """
 
     types: list[int]
-    parts: Sequence[Any]
+    stored: list[bytes] | np.ndarray[Any, Any]
+
+    @cached_property
+    def parts(self) -> list[Any]:
+        """Entries as strings or numbers."""
+        return [text.decode() for text in self.stored] if isinstance(self.stored, list) else self.stored.tolist()
 
     @property
     def data(self) -> range:
         """Indices of the entries in ``parts``."""
-        return range(len(self.parts))
+        return range(len(self.stored))
 
     def value(self) -> Any:
         """Return the value, or the list of values."""
-        values = [part.decode() if isinstance(part, bytes) else part[0].item() for part in self.parts]
-        return values if self.types[0] == _LIST else values[0]
+        return self.parts if self.types[0] == _LIST else self.parts[0]
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class StoredTensor:
         name: Name in llama.cpp's convention, such as ``blk.0.attn_q.weight``.
         tensor_type: Its ``gguf.GGMLQuantizationType``.
         n_elements: Number of entries.
-        data: Read-only view of the file: entries, or the bytes of blocks along the last axis.
+        data: View of the file: entries, or the bytes of blocks along the last axis.
     """
 
     name: str
@@ -81,10 +89,11 @@ class GgufFile:
         Exception: Of any kind for damaged files.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         self._gguf: Any = require("gguf", why="reading GGUF files")
-        with path.open("rb") as file:
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with Path(path).open("rb") as file:
+            # Nothing is written, but torch accepts only memory that could be.
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._at = 4  # behind the letters GGUF
         version, tensors, settings = self._numbers("IQQ")
         if version not in _VERSIONS:
@@ -136,7 +145,7 @@ class GgufFile:
         dtype, start = np.dtype(_NUMBERS[kind]), self._at
         self._at += length * dtype.itemsize
         self._check(self._at)
-        return Setting(types, np.ndarray((length, 1), dtype, self._data, start))  # type: ignore[arg-type]
+        return Setting(types, np.ndarray(length, dtype, self._data, start))
 
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string().decode()
@@ -165,28 +174,48 @@ class GgufFile:
 
 
 def dequantised(tensors: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor, np.ndarray[Any, Any]]]:
-    """Yield each tensor with its entries in float32, in one block of memory for all, as ``gguf.dequantize`` does."""
+    """Yield each tensor with its entries in float32, equal to those of ``gguf.dequantize``, in one block of memory."""
     gguf: Any = require("gguf", why="reading GGUF files")
     tensors = list(tensors)
-    sizes = [math.ceil(4 * tensor.n_elements / _ALIGNED) * _ALIGNED for tensor in tensors]
-    memory, start = _memory(sum(sizes)), 0
-    for tensor, size in zip(tensors, sizes, strict=True):
-        entries = np.ndarray(tensor.n_elements, "f4", memory, start)
-        start += size
-        stored = tensor.data.reshape(-1)
+    # One array for all: NumPy uses large pages for it, and the first access takes a third of the time.
+    memory = np.empty(sum(tensor.n_elements + _ALIGNED for tensor in tensors), np.float32)
+    end = 0
+    for tensor in tensors:
+        start = end + -(memory.ctypes.data // 4 + end) % _ALIGNED
+        end = start + tensor.n_elements
+        entries = memory[start:end]
         block, length = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
-        step = _TOGETHER // block * (length if stored.dtype == np.uint8 else block)
-        for index, first in enumerate(range(0, len(stored), step)):
-            values = gguf.dequantize(stored[first : first + step], tensor.tensor_type)
-            entries[index * _TOGETHER :][: len(values)] = values
-        shape = tensor.data.shape
-        yield tensor, entries.reshape(*shape[:-1], -1) if tensor.n_elements else entries.reshape(shape)
+        stored = tensor.data.reshape(-1, length if tensor.data.dtype == np.uint8 else block)
+        step = _TOGETHER // block
+        for first in range(0, len(stored), step):
+            blocks, place = stored[first : first + step], entries[first * block : (first + step) * block]
+            if tensor.tensor_type.name in _SIMPLE:
+                _unpack(tensor.tensor_type.name, torch.from_numpy(blocks), torch.from_numpy(place).view(-1, block))
+            else:
+                place[:] = gguf.dequantize(blocks.reshape(-1), tensor.tensor_type)
+        yield tensor, entries.reshape(*tensor.data.shape[:-1], tensor.n_elements // math.prod(tensor.data.shape[:-1]))
 
 
-def _memory(size: int) -> mmap.mmap:
-    """Return zeroed memory in large pages where the system has them: the first access takes a third of the time."""
-    memory = mmap.mmap(-1, max(1, size), access=mmap.ACCESS_COPY)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+# Blocks of 32 entries that begin with so many numbers in float16: a scale, and a minimum.
+_SIMPLE = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1}
+_LOW_BITS = 0x0F0F0F0F0F0F0F0F
+
+
+def _unpack(kind: str, blocks: torch.Tensor, entries: torch.Tensor) -> None:
+    """Write the entries of blocks ``(n, bytes)`` of one of the most common types to ``entries`` ``(n, 32)``.
+
+    The operations are those of ``gguf.dequantize``, without arrays in between that do not fit into a cache.
+    """
+    start = 2 * _SIMPLE[kind]
+    scales = blocks[:, :start].contiguous().view(torch.float16).float()
+    packed = blocks[:, start:]
+    if kind == "Q8_0":
+        entries.copy_(packed.view(torch.int8))
+    else:
+        words = packed.contiguous().view(torch.int64)  # 16 entries of 4 bits: low halves of bytes come first
+        entries.copy_(torch.stack([words, words >> 4], 1).bitwise_and_(_LOW_BITS).view(torch.uint8).view(-1, 32))
+    if kind == "Q4_0":
+        entries.sub_(8)
+    entries.mul_(scales[:, :1])
+    if kind == "Q4_1":
+        entries.add_(scales[:, 1:])
