@@ -98,6 +98,8 @@ class GgufFile:
         version, tensors, settings = self._numbers("IQQ")
         if version not in _VERSIONS:
             raise ValueError(f"version {version} of GGUF is not 2 or 3")
+        if max(tensors, settings) > len(self._data):
+            raise ValueError(f"{tensors} tensors and {settings} settings in {len(self._data)} bytes")
         self.fields: dict[str, Setting] = {}
         for _ in range(settings):
             name = self._string().decode()
@@ -128,7 +130,7 @@ class GgufFile:
             (size,) = length(data, at)
             at += 8 + size
             strings.append(data[at - size : at])
-        self._check(at)
+        self._check(at, "a setting")
         self._at = at
         return strings
 
@@ -144,7 +146,7 @@ class GgufFile:
             raise ValueError(f"a setting of type {kind}")
         dtype, start = np.dtype(_NUMBERS[kind]), self._at
         self._at += length * dtype.itemsize
-        self._check(self._at)
+        self._check(self._at, "a setting")
         return Setting(types, np.ndarray(length, dtype, self._data, start))
 
     def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -162,15 +164,15 @@ class GgufFile:
         if shape[-1] % block:
             raise ValueError(f"rows of {shape[-1]} entries in {name!r}, in blocks of {block}")
         start += offset
-        self._check(start + elements // block * size)
+        self._check(start + elements // block * size, repr(name))
         dtype = _PLAIN.get(kind.name)
         if dtype is None:
             shape = (*shape[:-1], shape[-1] // block * size)
         return StoredTensor(name, kind, elements, np.ndarray(shape, dtype or "u1", self._data, start))
 
-    def _check(self, end: int) -> None:
+    def _check(self, end: int, part: str) -> None:
         if end > len(self._data):
-            raise ValueError(f"a part ends at byte {end} of {len(self._data)}")
+            raise ValueError(f"{part} ends at byte {end} of {len(self._data)}")
 
 
 def dequantised(tensors: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor, np.ndarray[Any, Any]]]:

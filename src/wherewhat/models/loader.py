@@ -15,7 +15,7 @@ import torch
 from wherewhat.boundary import read_json
 from wherewhat.errors import LoadError, StoreError, as_one_line
 from wherewhat.files import ascii_json_sha256, make_folder, model_file_sha256, read_sealed, write_sealed
-from wherewhat.imports import package_version, quiet
+from wherewhat.imports import package_version, quiet, without_collection
 from wherewhat.models.controls import check_differs, drawn_on, random_model, shuffle_query_key
 from wherewhat.models.gguf import ConvertedGguf, cached_conversion
 from wherewhat.models.loaded import (
@@ -64,6 +64,7 @@ from wherewhat.options import check_seed, checked
 
 
 @checked(spec=not_loaded, device=torch_name, dtype=torch_name)
+@without_collection()
 def load(
     spec: str | os.PathLike[str] = EMBEDDED,
     *,
