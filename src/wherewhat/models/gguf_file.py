@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from wherewhat.imports import require
 
@@ -67,7 +66,7 @@ class StoredTensor:
         name: Name in llama.cpp's convention, such as ``blk.0.attn_q.weight``.
         tensor_type: Its ``gguf.GGMLQuantizationType``.
         n_elements: Number of entries.
-        data: View of the file: entries, or the bytes of blocks along the last axis.
+        data: Read-only view of the file: entries, or the bytes of blocks along the last axis.
     """
 
     name: str
@@ -92,8 +91,7 @@ class GgufFile:
     def __init__(self, path: str | Path) -> None:
         self._gguf: Any = require("gguf", why="reading GGUF files")
         with Path(path).open("rb") as file:
-            # Nothing is written, but torch accepts only memory that could be.
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._at = 4  # behind the letters GGUF
         version, tensors, settings = self._numbers("IQQ")
         if version not in _VERSIONS:
@@ -192,7 +190,7 @@ def dequantised(tensors: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor,
         for first in range(0, len(stored), step):
             blocks, place = stored[first : first + step], entries[first * block : (first + step) * block]
             if tensor.tensor_type.name in _SIMPLE:
-                _unpack(tensor.tensor_type.name, torch.from_numpy(blocks), torch.from_numpy(place).view(-1, block))
+                _unpack(tensor.tensor_type.name, blocks, place.reshape(-1, block))
             else:
                 place[:] = gguf.dequantize(blocks.reshape(-1), tensor.tensor_type)
         yield tensor, entries.reshape(*tensor.data.shape[:-1], tensor.n_elements // math.prod(tensor.data.shape[:-1]))
@@ -200,24 +198,21 @@ def dequantised(tensors: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor,
 
 # Blocks of 32 entries that begin with so many numbers in float16: a scale, and a minimum.
 _SIMPLE = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1}
-_LOW_BITS = 0x0F0F0F0F0F0F0F0F
 
 
-def _unpack(kind: str, blocks: torch.Tensor, entries: torch.Tensor) -> None:
+def _unpack(kind: str, blocks: np.ndarray[Any, Any], entries: np.ndarray[Any, Any]) -> None:
     """Write the entries of blocks ``(n, bytes)`` of one of the most common types to ``entries`` ``(n, 32)``.
 
-    The operations are those of ``gguf.dequantize``, without arrays in between that do not fit into a cache.
+    The operations are those of ``gguf.dequantize``, in place.
     """
-    start = 2 * _SIMPLE[kind]
-    scales = blocks[:, :start].contiguous().view(torch.float16).float()
-    packed = blocks[:, start:]
+    scales, start = blocks.view("<f2"), 2 * _SIMPLE[kind]
     if kind == "Q8_0":
-        entries.copy_(packed.view(torch.int8))
-    else:
-        words = packed.contiguous().view(torch.int64)  # 16 entries of 4 bits: low halves of bytes come first
-        entries.copy_(torch.stack([words, words >> 4], 1).bitwise_and_(_LOW_BITS).view(torch.uint8).view(-1, 32))
+        entries[:] = blocks[:, start:].view(np.int8)
+    else:  # the low halves of all bytes, then the high ones
+        entries[:, :16] = (blocks & 15)[:, start:]
+        entries[:, 16:] = (blocks >> 4)[:, start:]
     if kind == "Q4_0":
-        entries.sub_(8)
-    entries.mul_(scales[:, :1])
+        entries -= 8
+    entries *= scales[:, :1].astype(np.float32)
     if kind == "Q4_1":
-        entries.add_(scales[:, 1:])
+        entries += scales[:, 1:2].astype(np.float32)
