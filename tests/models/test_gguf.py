@@ -1,6 +1,7 @@
 """Brute force, parity and end-to-end: GGUF files are read rightly, cached, and honour their BOS token."""
 
 import errno
+import gc
 import json
 import os
 from contextlib import nullcontext
@@ -240,6 +241,25 @@ def same_as_transformers(path, cache):
 def test_loading_equals_that_of_transformers(build, tmp_path, tokenizer):
     build.gguf(tmp_path / "m.gguf", tokenizer=tokenizer)
     same_as_transformers(tmp_path / "m.gguf", tmp_path / "c")
+
+
+def test_layers_on_disk_and_other_dtypes(build, tmp_path):
+    pytest.importorskip("accelerate")
+    build.gguf(tmp_path / "m.gguf")
+    plain = load(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "c")
+    ids = torch.arange(5, 25)[None]
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
+    places |= {"model.rotary_emb": "cpu", "lm_head": "cpu"}
+    spread = load(tmp_path / "m.gguf", device_map=places, cache_dir=tmp_path / "c")
+    assert spread.device == "cpu+offloaded"
+    with torch.no_grad():
+        assert torch.equal(spread.model(ids).logits, plain.model(ids).logits)
+    coarse = load(tmp_path / "m.gguf", device="cpu", dtype="bfloat16", cache_dir=tmp_path / "c")
+    for name, weights in plain.model.named_parameters():
+        assert torch.equal(coarse.model.get_parameter(name), weights.bfloat16()), name
+    del spread
+    gc.collect()
+    assert [entry.name for entry in (tmp_path / "c" / "models").iterdir() if entry.name.startswith(".")] == []
 
 
 @pytest.mark.slow

@@ -8,11 +8,13 @@ import json
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -82,8 +84,15 @@ class ConvertedGguf:
 
     def model(self, config: Any, **placement: Any) -> Any:
         """Return the model with its weights; ``placement`` are options of ``from_pretrained``."""
-        with _as_load_errors(self.path):
+        if "device_map" not in placement:
             return _build_model(self.path, config, dict(self.weights()), **placement)
+        # Layers may be put on disk, where they stay as long as the model.
+        with ExitStack() as stack:
+            folder = mkdtemp(prefix=f".{self.sha256}.", dir=self.folder.parent)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            model = _build_model(self.path, config, dict(self.weights()), offload_folder=folder, **placement)
+            weakref.finalize(model, stack.pop_all().close)
+        return model
 
 
 @dataclass(frozen=True)
