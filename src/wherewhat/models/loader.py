@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -15,9 +15,9 @@ import torch
 from wherewhat.boundary import read_json
 from wherewhat.errors import LoadError, StoreError, as_one_line
 from wherewhat.files import ascii_json_sha256, make_folder, model_file_sha256, read_sealed, write_sealed
-from wherewhat.imports import package_version, quiet
+from wherewhat.imports import package_version, quiet, without_collection
 from wherewhat.models.controls import check_differs, drawn_on, random_model, shuffle_query_key
-from wherewhat.models.gguf import cached_conversion
+from wherewhat.models.gguf import ConvertedGguf, cached_conversion
 from wherewhat.models.loaded import (
     PROBE,
     LoadedModel,
@@ -64,6 +64,7 @@ from wherewhat.options import check_seed, checked
 
 
 @checked(spec=not_loaded, device=torch_name, dtype=torch_name)
+@without_collection()
 def load(
     spec: str | os.PathLike[str] = EMBEDDED,
     *,
@@ -113,15 +114,15 @@ def load(
         identity |= adapter_identity(source.adapter, source.spec, cache=cache / "digests")
     # All files are local now: only remote code could still need the network.
     local_only = offline or not trust_remote_code
-    if source.gguf is not None:
-        parameters: int | None = sum(file.stat().st_size for file in files.weights) // 4  # converted to float32
+    if files.gguf is not None:
+        parameters: int | None = files.gguf.parameters
     else:
         parameters = None if trust_remote_code else _try(files, source.spec, cache, progress)
     with quiet(), torch.random.fork_rng(devices=[]):
         config = read_config(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
         tokenizer = _load_tokenizer(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
         if parameters is not None and not hasattr(config, "quantization_config"):
-            if weights != "random" and source.gguf is None:
+            if weights != "random" and files.gguf is None:
                 check_stored(parameters, files.weights, source.spec)
             check_memory(parameters, target_dtype, target, source.spec)
         placement: dict[str, Any] = {"dtype": target_dtype, "attn_implementation": attn_implementation}
@@ -133,11 +134,14 @@ def load(
                 model = random_model(
                     config, seed=seed, placement=placement, device=drawn, trust_remote_code=trust_remote_code
                 )
-                if source.adapter is None and (stored := _present(files, source.spec)):
-                    check_differs(model, stored_tensors(stored), seed=seed)
+                if source.adapter is None and (stored := files.tensors(source.spec)) is not None:
+                    check_differs(model, stored, seed=seed)
             else:
-                options = {"trust_remote_code": trust_remote_code, "local_files_only": local_only}
-                model = _trained(folder, source.spec, config, **options, **placement)
+                if files.gguf is not None:
+                    model = files.gguf.model(config, **placement)
+                else:
+                    options = {"trust_remote_code": trust_remote_code, "local_files_only": local_only}
+                    model = _trained(folder, source.spec, config, **options, **placement)
                 if source.adapter is not None:
                     model = apply_adapter(model, source.adapter, source.spec)
             if weights == "shuffled":
@@ -147,10 +151,10 @@ def load(
         check_finite(model.state_dict().items(), source.spec, dtype)
         if weights != "random" and not all(map(is_readable, model.parameters())):
             # Offloaded or quantised weights are checked in the files.
-            check_finite(stored_tensors(files.weights), source.spec, "stored")
+            check_finite(files.tensors(source.spec) or (), source.spec, "stored")
     model.eval()
     model.requires_grad_(False)
-    prefix = text_prefix(tokenizer) if source.gguf is None else (() if files.bos is None else (files.bos,))
+    prefix = text_prefix(tokenizer) if files.gguf is None else files.gguf.prefix
     identified: dict[str, Any] = {"files": identity, "weights": weights, "seed": None if weights == "trained" else seed}
     if weights == "random":
         identified["draw"] = DRAW if drawn is None else f"{DRAW} on {drawn.type}"
@@ -181,14 +185,23 @@ class _Files:
         identity: Hashes of config, weights and code by name, or of the GGUF file.
         weights: Files of weights; none if they are not used.
         settings: Files of settings and of the tokenizer by name; those of a converted GGUF file are not listed.
-        bos: Id of the BOS token of a GGUF file.
+        gguf: The GGUF file, if it is one.
     """
 
     folder: Path
     identity: dict[str, str]
-    weights: list[Path]
+    weights: list[Path] = field(default_factory=list)
     settings: dict[str, Path] = field(default_factory=dict)
-    bos: int | None = None
+    gguf: ConvertedGguf | None = None
+
+    def tensors(self, spec: str) -> Iterator[tuple[str, torch.Tensor]] | None:
+        """Return the stored weights by name; None if they are not here: a random control model needs none."""
+        if self.gguf is not None:
+            return self.gguf.weights()
+        try:
+            return stored_tensors(self.weights or weight_files(self.folder, spec))
+        except LoadError:
+            return None
 
 
 def _find_files(
@@ -197,8 +210,7 @@ def _find_files(
     """Return the files of a model, each checked, and converted from a GGUF file if it is one."""
     if source.gguf is not None:
         conversion = cached_conversion(source.gguf, cache, sha256=source.sha256, progress=progress)
-        stored = weight_files(conversion.folder, source.spec)
-        return _Files(conversion.folder, {"gguf": conversion.sha256}, stored, bos=conversion.bos)
+        return _Files(conversion.folder, {"gguf": conversion.sha256}, gguf=conversion)
     folder = source.folder
     assert folder is not None
     settings = check_files(folder, source.spec)
@@ -213,14 +225,6 @@ def _find_files(
         for file in [config, *files, *code]
     }
     return _Files(folder, identity, files, settings)
-
-
-def _present(files: _Files, spec: str) -> list[Path]:
-    """Return the files of weights of a random control model, which needs none; an empty list if they are not here."""
-    try:
-        return files.weights or weight_files(files.folder, spec)
-    except LoadError:
-        return []
 
 
 def _try(files: _Files, spec: str, cache: Path, progress: Callable[[str], None] | None) -> int | None:

@@ -264,11 +264,18 @@ def describe_folder(folder: str) -> dict[str, int | None]:
 
 def count_parameters(config: Any) -> int:
     """Return the number of parameters of a model, built without memory for them."""
-    from transformers import AutoModelForCausalLM
+    return sum(parameter.numel() for parameter in skeleton(config).parameters())
 
-    with torch.device("meta"):
+
+def skeleton(config: Any) -> Any:
+    """Return a model on the meta device, without memory for its weights."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with torch.device("meta"), no_init_weights():
         model = AutoModelForCausalLM.from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+    model.tie_weights()  # part of the initialisation
+    return model
 
 
 def check_config(config: Any, spec: str) -> None:
