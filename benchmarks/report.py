@@ -4,7 +4,8 @@
     python benchmarks/report.py --model model.gguf --documents 2 --tokens 256
 
 One plain pass is the model without a capture on the same documents and tokens, one after another. The report starts
-with an empty folder, so loading, verifying, controls and writing the page count.
+with an empty folder, so loading, verifying, controls and writing the page count. The floor is what it runs through the
+model's layers: tokens times layers, in plain passes.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=DOCUMENTS)
     parser.add_argument("--tokens", type=int, default=TOKENS)
     options = parser.parse_args()
-    plain = _plain(options)
-    progress = TimedProgress()
+    plain, tokens = _plain(options)
+    counter, progress = LayerTokens(), TimedProgress()
     with tempfile.TemporaryDirectory() as out:
         report = make_report(
             ModelRequest(model=options.model),
@@ -76,6 +77,7 @@ def main() -> int:
             write=True,
         )
         megabytes = (Path(out) / f"{report.name}.html").stat().st_size / 1e6
+    counter.handle.remove()
     print(f"plain pass over {options.documents} x {options.tokens} tokens: {plain:.1f} processor seconds")
     for name, (seconds, wall, expected) in progress.steps.items():
         print(
@@ -87,23 +89,37 @@ def main() -> int:
     print(
         f"estimate {progress.estimate:.0f} s, and the steps took {timed:.0f} s: ratio {timed / progress.estimate:.2f}"
     )
+    print(f"{'floor: tokens in layers':90} {'':9} {counter.tokens / tokens:6.2f} passes")
     print(f"page: {megabytes:.1f} MB")
     return 0 if total <= MOST * plain else 1
 
 
-def _plain(options: argparse.Namespace) -> float:
-    """Return the processor seconds of a plain pass over all documents, the least of two."""
+class LayerTokens:
+    """Counts the tokens that go through layers of models, each layer once."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.handle = torch.nn.modules.module.register_module_forward_pre_hook(self._add)
+
+    def _add(self, module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
+        if type(module).__name__.endswith(("DecoderLayer", "Block")) and inputs and isinstance(inputs[0], torch.Tensor):
+            self.tokens += inputs[0].shape[:2].numel()
+
+
+def _plain(options: argparse.Namespace) -> tuple[float, int]:
+    """Return the processor seconds of a plain pass over all documents, the least of two, and its tokens in layers."""
     loaded = load(options.model)
     texts = [document.text for document in read_documents(None, count=options.documents)]
     ids = [loaded.encode(text, tokens=options.tokens)[None] for text in texts]
-    found = []
+    seconds, counter = [], LayerTokens()
     for _ in range(2):
         started = time.process_time()
         with torch.inference_mode():
-            for one in ids:
-                loaded.model(one)
-        found.append(time.process_time() - started)
-    return min(found)
+            for row in ids:
+                loaded.model(row)
+        seconds.append(time.process_time() - started)
+    counter.handle.remove()
+    return min(seconds), counter.tokens // 2
 
 
 if __name__ == "__main__":

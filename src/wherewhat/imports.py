@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import io
 import warnings
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
     return getattribute, lambda: sorted(homes), sorted(homes)
 
 
+@functools.cache
 def package_version(name: str) -> str | None:
     """Return the version of an installed package, without importing it; None when it is not installed."""
     from importlib import metadata

@@ -119,7 +119,7 @@ def test_probes_of_texts_with_different_widths():
     together = axes_probe(layer, method, slice(0, 40))
     parts = [axes_probe(layer.text(text), method, slice(0, 40)) for text in range(2)]
     for name, values in together.items():
-        torch.testing.assert_close(values, torch.cat([part[name] for part in parts]), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(values, torch.cat([part[name] for part in parts]), rtol=0, atol=1e-4)
     assert abs(float(parts[0]["axes_r"][0] - parts[1]["axes_r"][0])) > 1e-3
 
 

@@ -42,7 +42,8 @@ def test_every_statistic_stands_beside_the_scores(family):
         assert layer.whole["heads_sink"] + without == pytest.approx(1)
         assert layer.curves["s_pos_by_tau"].values.shape == (layer.heads["s_pos"].shape[0], 2)
     assert ("corr_pos_frequency" in found.whole) == rotated
-    assert "corr_pos_sym" in found.whole
+    # Without rotation or bias, attention follows the tokens exactly: all symbolic scores are 1.
+    assert ("corr_pos_sym" in found.whole) == (family != "gpt2")
 
 
 def test_scores_are_those_of_the_layer():
@@ -140,21 +141,21 @@ def test_numbers_that_are_not_finite_are_refused(values, words):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma3_text", "gpt_oss", "gemma2"])
 def test_texts_in_one_pass_have_the_scores_of_each_alone(family):
-    """Brute force: three texts as one batch, and one at a time."""
+    """Brute force: three texts as one batch, and one at a time, in float32 with differences of weights divided by τ."""
     subject, texts = TinySubject(family), [Text(tokens(40, seed=seed)) for seed in range(3)]
     measurement = HeadsMeasurement()
     (together,) = measure_pass(subject, texts, [(measurement, CONFIG)])
     for text, found in zip(texts, together, strict=True):
         alone = measure_text(measurement, subject, text, CONFIG)
-        assert found.whole == pytest.approx(alone.whole, abs=1e-6)
+        assert found.whole == pytest.approx(alone.whole, abs=1e-3)
         for ours, theirs in zip(found.layers, alone.layers, strict=True):
             assert ours.heads.keys() == theirs.heads.keys()
             for name, values in theirs.heads.items():
-                torch.testing.assert_close(ours.heads[name], values, rtol=0, atol=2e-6, equal_nan=True)
+                torch.testing.assert_close(ours.heads[name], values, rtol=0, atol=2e-4, equal_nan=True)
             assert ours.whole == pytest.approx(theirs.whole, abs=1e-9)
             for name, column in theirs.curves.items():
                 assert ours.curves[name].axes == column.axes
-                torch.testing.assert_close(ours.curves[name].values, column.values, rtol=0, atol=2e-6, equal_nan=True)
+                torch.testing.assert_close(ours.curves[name].values, column.values, rtol=0, atol=2e-4, equal_nan=True)
 
 
 def test_correlation_leaves_out_what_is_unknown():
@@ -164,6 +165,8 @@ def test_correlation_leaves_out_what_is_unknown():
     assert correlation(*more) == pytest.approx(expected, abs=1e-9)
     assert math.isnan(correlation(x, torch.ones(20)))
     assert math.isnan(correlation(x[:2], y[:2]))
+    assert math.isnan(correlation(x, 1 + 1e-7 * y))  # scores that a float32 model rounds differently
+    assert correlation(x, 1 + 1e-5 * y) == pytest.approx(expected, abs=1e-9)
 
 
 def test_bad_options_and_bad_input(subtests):

@@ -58,15 +58,22 @@ def share_intervals(hits: Tensor, counts: Tensor) -> Tensor:
     return torch.tensor(bounds, dtype=torch.float64).view(*hits.shape, 2)
 
 
+_CONSTANT = 8 * torch.finfo(torch.float32).eps
+"""Largest deviation from the mean, relative to the numbers, that is rounding."""
+
+
 def correlation(x: Tensor, y: Tensor) -> float:
-    """Return the Pearson correlation of two ``(n,)``, NaN left out; NaN for fewer than 3 or a constant."""
+    """Return the Pearson correlation of two ``(n,)``, NaN left out; NaN for fewer than 3 or a constant.
+
+    Numbers that differ by less than the rounding of float32, in which models run, count as a constant.
+    """
     known = ~(x.isnan() | y.isnan())
     if int(known.sum()) < 3:
         return torch.nan
     both = torch.stack([x[known], y[known]]).double()
     centred = both - both.mean(1, keepdim=True)
     squares = centred.square().sum(1)
-    if bool((squares <= 1e-28 * both.square().sum(1)).any()):  # only rounding is left of a constant
+    if bool((squares <= _CONSTANT**2 * both.square().sum(1)).any()):
         return torch.nan
     return float(centred.prod(0).sum() / squares.prod().sqrt())
 

@@ -127,7 +127,7 @@ class HeadsMeasurement(LayerMeasurement):
 
     name = "heads"
     swaps_keys = True
-    revision = 5
+    revision = 6
     summary = "Positional and symbolic scores of every head, with attention patterns."
     config = HeadsConfig
     stored = (
