@@ -54,17 +54,20 @@ def explain(error: OSError | ValueError) -> str:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a new binary file that is renamed to `path` when the context ends without an error."""
-    with _renamed(path) as temporary, temporary.open("xb") as file:
+def atomic_file(path: Path, *, through: Path | None = None) -> Iterator[BinaryIO]:
+    """Open a new binary file that is renamed to `path` when the context ends without an error.
+
+    Until then it is in the folder `through`, on the same file system; by default in that of `path`.
+    """
+    with _renamed(path, through) as temporary, temporary.open("xb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically."""
-    with atomic_file(path) as file:
+def write_file(path: Path, data: bytes, *, through: Path | None = None) -> None:
+    """Write `data` to `path` atomically, through a file in another folder if one is given."""
+    with atomic_file(path, through=through) as file:
         file.write(data)
 
 
@@ -92,12 +95,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _renamed(path: Path) -> Iterator[Path]:
+def _renamed(path: Path, through: Path | None = None) -> Iterator[Path]:
     """Give a temporary name, under which a file or folder is made and then renamed to `path`."""
     if not path.name:
         raise StoreError(f"cannot write a file to {str(path)!r}: give it a name")
     # Without the final name, which may already be as long as the file system allows.
-    temporary = path.with_name(f"{_PREFIX}{secrets.token_hex(8)}")
+    temporary = (through or path.parent) / f"{_PREFIX}{secrets.token_hex(8)}"
     try:
         yield temporary
         temporary.replace(path)

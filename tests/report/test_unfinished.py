@@ -44,7 +44,9 @@ def pages(hostile_model, made, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         write = reporting.write_page
         patch.setattr(reporting, "_PAGES_SHARE", math.inf)
-        patch.setattr(reporting, "write_page", lambda path, page: written.append(page) or write(path, page))
+        patch.setattr(
+            reporting, "write_page", lambda path, page, **more: written.append(page) or write(path, page, **more)
+        )
         request = ModelRequest(model=hostile_model, device="cpu")
         report = make_report(request, out=out, files=[str(made.text)], tokens=TOKENS, write=True)
     assert (out / f"{report.name}.html").read_text("utf-8") == written[-1]
@@ -81,7 +83,7 @@ def test_the_last_page_is_that_of_a_report_without_others(pages, hostile_model, 
 def test_pages_cost_a_small_part_of_the_time(hostile_model, made, tmp_path, monkeypatch):
     """Pages after the first one wait for twenty times what a page took."""
     written = []
-    monkeypatch.setattr(reporting, "write_page", lambda path, page: written.append(page))
+    monkeypatch.setattr(reporting, "write_page", lambda path, page, **more: written.append(page))
     ticks = iter(range(10**6))
     monkeypatch.setattr(reporting.time, "perf_counter", lambda: float(next(ticks)))
     request = ModelRequest(model=hostile_model, device="cpu")

@@ -142,11 +142,11 @@ def _rows(table: pl.DataFrame, measurement: str, metric: str) -> list[dict[str, 
     ]
 
 
-def write_page(path: Path, page: str) -> Path:
-    """Write a page atomically, and return its path."""
+def write_page(path: Path, page: str, *, through: Path | None = None) -> Path:
+    """Write a page atomically, through a file in another folder if one is given, and return its path."""
     content = page.encode("utf-8")
-    make_folder(path.parent)
-    write_file(path, content)
+    make_folder(through or path.parent)
+    write_file(path, content, through=through)
     return path
 
 

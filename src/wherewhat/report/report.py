@@ -14,7 +14,7 @@ from typing import Any
 
 from wherewhat.boundary import output_folder, user_path
 from wherewhat.errors import ConfigError, printable
-from wherewhat.files import JSON, config_hash, remove_temporaries, run_folder_name
+from wherewhat.files import JSON, config_hash, run_folder_name
 from wherewhat.options import checked
 from wherewhat.progress import Progress, Silent, Work, duration
 from wherewhat.report.data import headline
@@ -35,6 +35,7 @@ from wherewhat.report.sections import collect
 from wherewhat.report.side_by_side import ComparedModel, compare_models
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.execution import LastModel
+from wherewhat.runs.identity import KnownRuns
 from wherewhat.runs.request import (
     MemoryModel,
     ModelRequest,
@@ -50,7 +51,6 @@ _LOADING = 1200
 """Tokens of a pass that takes about as long as loading and proving the model, where that was not timed."""
 _PAGES_SHARE = 0.05
 """Largest share of the time that pages of an unfinished report take."""
-_UNFINISHED = 3600.0  # seconds after which an unfinished file was left by a terminated process
 QUICK = (2, 128)
 """Documents and tokens of each of a quick report."""
 
@@ -154,6 +154,7 @@ class _Pages:
         self._stored: list[ExcerptFile] = []
         self._measured: list[tuple[Excerpt, Runs]] = []
         self._path: Path | None = None
+        self._through: Path | None = None
         self._waiting: list[Path] = []
         self._written, self._cost = -math.inf, 0.0
 
@@ -161,11 +162,12 @@ class _Pages:
         """Say where the page will be, and write one there that waits for the first measurement if there is none."""
         self._path = out / f"{self._name(stored)}.html"
         self._work.say(f"the page: {self._path}; it can be opened now, and is completed while this command runs")
-        if out.is_dir():
-            remove_temporaries(out, older_than=_UNFINISHED)
+        # There, what a killed process leaves is removed after an hour.
+        self._through = KnownRuns(out).folder
         if not self._path.exists():
-            self._waiting = [self._path, *(folder for folder in (out, *out.parents) if not folder.exists())]
-            write_page(self._path, waiting_page(self._names(stored)))
+            folders = (self._through, *self._through.parents)
+            self._waiting = [self._path, *(folder for folder in folders if not folder.exists())]
+            write_page(self._path, waiting_page(self._names(stored)), through=self._through)
 
     def add(self, stored: ExcerptFile, seen: Excerpt, runs: Runs) -> None:
         """Add a model whose runs are all made."""
@@ -194,7 +196,7 @@ class _Pages:
         }
         # Models that follow are named once they are measured.
         report = self._report([*self._stored, stored], [*self._measured, (seen, runs())])
-        write_page(self._path, replace(report, data={**report.data, "unfinished": left}).html())
+        write_page(self._path, replace(report, data={**report.data, "unfinished": left}).html(), through=self._through)
         self._waiting, self._written = [], time.perf_counter()
         self._cost = self._written - started
         self._work.begin("")
@@ -207,7 +209,7 @@ class _Pages:
         report = self._report(self._stored, self._measured)
         if self._path is not None:
             self._waiting = []
-            write_page(self._path, report.html())
+            write_page(self._path, report.html(), through=self._through)
         return report
 
     def end(self) -> None:

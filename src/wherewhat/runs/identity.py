@@ -293,14 +293,19 @@ class Controlled:
 
 
 class KnownRuns:
-    """Outcomes of requests in a folder of run directories."""
+    """Outcomes of requests in a folder of run directories.
+
+    Attributes:
+        out: The folder of run directories.
+        folder: The folder of the outcomes; unfinished files in it are removed after an hour.
+    """
 
     def __init__(self, out: Path) -> None:
-        self.out = out
+        self.out, self.folder = out, out / _FOLDER
 
     def find(self, request: Request) -> RunDirectory | str | None:
         """Return the finished run of a request, or why the model has none; None if neither is known."""
-        path = self.path(request) if (self.out / _FOLDER).is_dir() else None
+        path = self.path(request) if self.folder.is_dir() else None
         if path is None:
             return None
         try:
@@ -349,11 +354,11 @@ class KnownRuns:
             key = _key(request)
         except (WherewhatError, OSError):  # wrong input, which the run itself names
             key = None
-        return None if key is None else self.out / _FOLDER / f"{request.measurement}-{key[:24]}.json"
+        return None if key is None else self.folder / f"{request.measurement}-{key[:24]}.json"
 
     def command(self, run: RunDirectory) -> str | None:
         """Return the command that made a run; None if it is not known, as for a model in memory."""
-        for path in sorted((self.out / _FOLDER).glob(f"{run.config['measurement']}-*.json")):
+        for path in sorted(self.folder.glob(f"{run.config['measurement']}-*.json")):
             note = read_object(path) or {}
             if note.get("run") == run.path.name and note.get("command"):
                 return str(note["command"])
