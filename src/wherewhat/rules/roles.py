@@ -250,7 +250,7 @@ def portraits(run: StoredRun) -> dict[Place, str]:
         clauses = [role.words() for role in patterns]
         known = [by_head[place] for by_head in scores if place in by_head]
         if len(known) == len(scores):
-            label = score_label(*known, run.config.gamma)
+            label = score_label(known[0], known[1], run.config.gamma)
             after = "after the sink " if any(role.role == "sink" for role in roles) else ""
             clauses.append(f"{after}{_DECIDES[label]} (scores {known[0]:.2f} and {known[1]:.2f})")
         names = " and ".join(role.role for role in patterns or roles) or "no role"
