@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 POSITIONS, TARGETS = 0.2, 0.1
 """Least attention beyond chance of roles at a position, and of roles that look for a token.
 
-In texts of prose few queries have a token to look for that is also the best one: the strongest induction heads of four
-trained models exceed chance by 0.15 to 0.35, all but a few heads by less than 0.05, and those of untrained models by
-less than 0.01.
+In prose few queries have a token to look for that is also the best one: the strongest induction head exceeds chance by
+0.31 in SmolLM2-135M and by 0.19 in Gemma-3-270M, all but five heads of each by less than 0.05, and no head of the same
+models with random weights exceeds the chance of any pattern by more than 0.01 (4 documents of 256 tokens).
 """
 
 MOST_DOCUMENTS = 0.75
