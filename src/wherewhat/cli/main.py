@@ -23,7 +23,7 @@ from wherewhat.cli.options import Given, collect, with_fields
 from wherewhat.cli.plan import plan
 from wherewhat.cli.report import export, report
 from wherewhat.cli.sweep import sweep
-from wherewhat.cli.tables import by_kind, by_layer, compared, headline, print_line, proof_table
+from wherewhat.cli.tables import by_kind, by_layer, compared, headline, print_line, proof_table, telling
 from wherewhat.errors import ConfigError, PluginWarning, WherewhatError, printable
 from wherewhat.files import explain
 from wherewhat.imports import isolated, plugins
@@ -96,6 +96,8 @@ def _execute(measurement: Measurement, settings: Given) -> None:
         if first.kinds:
             console.print(by_kind(summaries, first.kinds, width=console.width))
     console.print(headline(measurement, summaries, left_out=controlled.left_out))
+    if measurement.name == "heads":
+        console.print(telling(first))
     for directory in controlled.runs.values():
         print_line(console, directory.path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,13 @@ from wherewhat.errors import printable, printable_lines
 from wherewhat.measures.statistics import in_words
 from wherewhat.progress import counted
 from wherewhat.report.views import view_of
+from wherewhat.rules.roles import ROLES, find_roles, portraits, telling_heads
 
 if TYPE_CHECKING:
     from wherewhat.captures.layer_proofs import ProofTable
     from wherewhat.measures.measurement import Measurement
     from wherewhat.rules.length_methods import ComparisonTable
-    from wherewhat.runs.results import MetricSummary
+    from wherewhat.runs.results import MetricSummary, StoredRun
 
 
 class Table(table.Table):
@@ -123,6 +125,20 @@ def by_kind(
         )
         table.add_row(f"{counted(len(layers), 'layer')}: {kind}", "\n".join(weights for weights, _ in runs), *cells)
         table.add_section()
+    return table
+
+
+def telling(run: StoredRun) -> Table:
+    """Return the heads that show their roles most clearly, with a sentence about each."""
+    roles, sentences = find_roles(run), portraits(run)
+    table = Table(title="telling heads: the clearest of each role", show_header=False)
+    table.add_column("head")
+    table.add_column("portrait")
+    for role in telling_heads(roles):
+        table.add_row(role.name, escape(sentences[role.layer, role.head]))
+    names = Counter(role.role for listed in roles.values() for role in listed)
+    table.caption = ", ".join(f"{names[name]} {name}" for name in ROLES if names[name])
+    table.caption = f"Heads by role, of {len(roles)}; a head may have several: {table.caption}."
     return table
 
 

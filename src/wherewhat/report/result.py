@@ -22,6 +22,7 @@ from wherewhat.report.figures import PICTURES, ending, figure, save_figure, save
 from wherewhat.report.page import result_page
 from wherewhat.report.sections import result_data
 from wherewhat.report.views import view_of
+from wherewhat.rules.roles import role_table
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import run_with_controls
 from wherewhat.runs.identity import Controlled
@@ -127,6 +128,17 @@ class Result:
             frame: Library of the table: pandas, polars or pyarrow.
         """
         return as_frame(head_table(self._runs, tidy=tidy), frame)
+
+    @checked()
+    def roles(self, *, frame: FrameKind = "pandas") -> Any:
+        """Return one row per role of a head, such as induction, with the numbers that say so; of a run of ``heads``.
+
+        Args:
+            frame: Library of the table: pandas, polars or pyarrow.
+        """
+        if self.measurement != "heads":
+            raise ConfigError(f"a run of {self.measurement} has no roles: measure 'heads'")
+        return as_frame(role_table(self._runs), frame)
 
     @checked()
     def layers(self, *, tidy: bool = False, frame: FrameKind = "pandas") -> Any:

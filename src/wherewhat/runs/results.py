@@ -476,7 +476,7 @@ def head_table(runs: Mapping[str, StoredRun], *, tidy: bool) -> pa.Table:
     with means over documents.
     """
     tables = [_tidy_heads(run) if tidy else _wide_heads(run) for run in runs.values()]
-    return _together(runs, tables)
+    return joined_tables(runs, tables)
 
 
 def layer_table(runs: Mapping[str, StoredRun], *, tidy: bool) -> pa.Table:
@@ -506,7 +506,7 @@ def layer_table(runs: Mapping[str, StoredRun], *, tidy: bool) -> pa.Table:
                 means = [s.layers[layer].mean if layer in s.layers else None for layer in layers]
                 columns[s.metric.name] = pa.array(means, pa.float64())
         tables.append(pa.table(columns))
-    return _together(runs, tables)
+    return joined_tables(runs, tables)
 
 
 def curve_table(runs: Mapping[str, StoredRun], name: str | None) -> pa.Table:
@@ -520,7 +520,7 @@ def curve_table(runs: Mapping[str, StoredRun], name: str | None) -> pa.Table:
     for run in runs.values():
         curves = [_curve(run, full) for full in run.profiles if name in (None, full.rsplit("/", 1)[1])]
         tables.append(pa.concat_tables(curves, promote_options="default") if curves else pa.table({}))
-    return _together(runs, tables)
+    return joined_tables(runs, tables)
 
 
 def _wide_heads(run: StoredRun) -> pa.Table:
@@ -575,7 +575,7 @@ def _curve(run: StoredRun, full: str) -> pa.Table:
     return pa.table(columns)
 
 
-def _together(runs: Mapping[str, StoredRun], tables: Sequence[pa.Table]) -> pa.Table:
+def joined_tables(runs: Mapping[str, StoredRun], tables: Sequence[pa.Table]) -> pa.Table:
     """Join the tables of runs, with a column of weights if there are several, and without empty columns."""
     import pyarrow as pa
 

@@ -1,0 +1,172 @@
+"""Known answers: constructed heads have their roles and no others, and portraits say what was measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import wherewhat
+from helpers.capture import shared, tokens
+from helpers.runs import provenance
+from wherewhat.captures.attention import LayerAttention, Mask
+from wherewhat.captures.rotation import Rotation
+from wherewhat.errors import ConfigError
+from wherewhat.measures.heads import HeadsConfig
+from wherewhat.measures.heads.heads_measurement import HeadsMeasurement
+from wherewhat.measures.measurement import Text, declared_metrics, measure_text
+from wherewhat.measures.swaps import LABELS
+from wherewhat.measures.swaps.scores import label
+from wherewhat.rules.numbers import head_means
+from wherewhat.rules.roles import ROLES, find_roles, portraits, score_label, telling_heads
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.results import StoredRun
+
+N, VOCABULARY, ROTATED, RANDOM = 160, 8, 16, 8
+FREQUENCIES = torch.logspace(0, -2, ROTATED // 2)
+
+EXPECTED = {
+    "induction": {"induction", "symbolic"},
+    "duplicate token": {"duplicate token", "symbolic"},
+    "retrieval": {"retrieval", "symbolic"},
+    "previous token": {"previous token", "positional"},
+    "three back": {"fixed distance", "positional"},
+    "itself": {"fixed distance", "positional"},
+    "sink": {"sink"},
+    "content": {"symbolic"},
+    "both": {"mixed"},
+    "even": {"uniform"},
+}
+"""Roles by name of a constructed head."""
+
+
+def constructed(ids: torch.Tensor) -> LayerAttention:
+    """A layer with one head for each name in :data:`EXPECTED`.
+
+    Keys hold the distance in rotated dimensions, then their token, the token before them, contents at random, and
+    whether they are the first.
+    """
+    generator = torch.Generator().manual_seed(int(ids.sum()))
+    rotation = Rotation("interleaved", 0, FREQUENCIES, 1.0)
+    own, where = torch.eye(VOCABULARY)[ids], torch.arange(N)
+    before, after = own.roll(1, 0), own.roll(-1, 0)
+    before[0] = after[-1] = 0
+    contents, wanted = torch.nn.functional.normalize(torch.randn(2, N, RANDOM, generator=generator), dim=-1)
+    flat, first = torch.zeros(N, ROTATED), (where == 0).float()[:, None]
+    flat[:, ::2] = 1.0
+    k = torch.cat([flat, own, before, contents, first], -1)
+
+    def queries(*, back=None, sharp=0.0, own=None, before=None, content=0.0, first=0.0) -> torch.Tensor:
+        turned = torch.polar(torch.full((ROTATED // 2,), sharp), -(back or 0) * FREQUENCIES)
+        parts = [torch.view_as_real(turned).flatten().expand(N, -1)]
+        parts += [torch.zeros(N, VOCABULARY) if x is None else 40 * x for x in (own, before)]
+        return torch.cat([*parts, content * wanted, torch.full((N, 1), first)], -1)
+
+    heads = {
+        "induction": queries(before=own, content=2.0),
+        "duplicate token": queries(own=own, content=2.0),
+        "retrieval": queries(own=after, content=2.0),
+        "previous token": queries(back=1, sharp=40.0),
+        "three back": queries(back=3, sharp=40.0),
+        "itself": queries(back=0, sharp=40.0),
+        "sink": queries(first=12.0),
+        "content": queries(content=40.0),
+        "both": queries(back=1, sharp=2.0, content=20.0),
+        "even": queries(),
+    }
+    q = torch.stack([heads[name] for name in EXPECTED])
+    rot_q, rot_k = (rotation.rotate(x, where) for x in (q, k.expand(len(q), N, -1)))
+    empty = torch.zeros(1, len(q), N, 0)
+    return LayerAttention(
+        layer=0,
+        name="constructed",
+        rot_q=rot_q[None],
+        rot_k=rot_k[None],
+        value=empty,
+        output=empty.transpose(1, 2),
+        scale=1.0,
+        mask=Mask(causal=True),
+        rotation=rotation,
+        positions=where,
+    )
+
+
+class Subject:
+    def run(self, ids, reducer, *, logits=False):
+        reducer(constructed(ids[0]))
+
+    def key_mixing(self):
+        return {}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of ``heads`` on the constructed layer."""
+    config, measurement = HeadsConfig(queries=8, taus=(), blocks=()), HeadsMeasurement()
+    texts = {f"text {seed}": tokens(N, seed=seed) % VOCABULARY for seed in range(3)}
+    scores = {name: measure_text(measurement, Subject(), Text(ids), config) for name, ids in texts.items()}
+    settings = {"measurement": "heads", "model": "constructed", "weights": "trained", "tokens": N, "seed": 0}
+    settings |= {"options": {"queries": 8, "taus": [], "blocks": []}, "documents": [{"name": name} for name in texts]}
+    directory = RunDirectory.open(tmp_path_factory.mktemp("roles"), name="heads", config=settings)
+    known = declared_metrics(measurement, config)
+    with directory.lock():
+        parts = {**scores, None: measurement.combine(list(scores.values()), config)}
+        for name, document in parts.items():
+            directory.save(name or "\n", document.checked(known, of="heads"), document=name, seconds=0.1)
+        directory.finish([name or "\n" for name in parts], provenance=provenance())
+    return StoredRun(directory)
+
+
+def test_constructed_heads_have_their_roles_and_no_others(run):
+    roles = find_roles(run)
+    assert {name: {role.role for role in roles[0, head]} for head, name in enumerate(EXPECTED)} == EXPECTED
+    assert {role for names in EXPECTED.values() for role in names} == set(ROLES)
+    distances = {name: next(x.distance for x in roles[0, head]) for head, name in enumerate(EXPECTED)}
+    assert (distances["three back"], distances["itself"], distances["sink"]) == (3, 0, None)
+    for listed in roles.values():
+        for role in listed:
+            assert role.documents == 3
+            # Labels are of all documents together; patterns need more than two of three.
+            assert role.documents_with == 3 or (role.chance is None and role.documents_with == 2)
+            assert (role.chance is None) == (role.role in ("positional", "symbolic", "uniform", "mixed"))
+
+
+def test_portraits_say_what_was_measured(run):
+    sentences = [portraits(run)[0, head].replace("\u00a0", " ") for head in range(len(EXPECTED))]
+    named = dict(zip(EXPECTED, sentences, strict=True))
+    scores = [head_means(run, metric)[0, 0] for metric in ("s_pos_no_sink", "s_sym_no_sink")]
+    (role,) = (x for x in find_roles(run)[0, 0] if x.role == "induction")
+    assert named["induction"] == (
+        f"Induction: {role.value:.0%} of its attention on the token after an earlier occurrence of the current one, "
+        f"where there is one (chance {role.chance:.0%}), in 3 of 3 documents; content decides, position hardly "
+        f"matters (scores {scores[0]:.2f} and {scores[1]:.2f})."
+    ).replace("%", " %")
+    assert "; position decides, content hardly matters (scores 1.00 and" in named["previous token"]
+    assert "on the token 3 back" in named["three back"]
+    assert "on the token itself" in named["itself"]
+    assert "on the first token" in named["sink"]
+    assert named["even"].startswith("Uniform: attention is even")
+    assert named["both"].startswith("Mixed: position and content both matter")
+
+
+def test_telling_heads_show_each_role_once_before_any_twice(run):
+    telling = telling_heads(find_roles(run))
+    assert [x.role for x in telling[:6]] == list(ROLES[:6])
+    assert [x.role for x in telling[6:]] == ["fixed distance", "symbolic"]
+    assert len({(x.layer, x.head) for x in telling}) == len(telling)
+    assert telling_heads(find_roles(run), 2) == telling[:2]
+
+
+def test_label_of_two_numbers_is_that_of_tensors():
+    scores = torch.linspace(0, 1, 21, dtype=torch.float64)
+    for s_pos in scores:
+        for s_sym in scores:
+            assert score_label(float(s_pos), float(s_sym), 0.1) == LABELS[int(label(s_pos, s_sym, 0.1))]
+
+
+def test_roles_of_a_result():
+    result = wherewhat.measure("heads", shared("llama"), tokens(40, batch=3), queries=4, taus=(), blocks=())
+    table = result.roles(frame="pyarrow").to_pylist()
+    assert {row["role"] for row in table} <= set(ROLES)
+    assert {(row["layer"], row["head"]) for row in table} <= set(find_roles(result.stored))
+    with pytest.raises(ConfigError, match="a run of axes has no roles: measure 'heads'"):
+        wherewhat.measure("axes", shared("llama"), tokens(40)).roles()
