@@ -18,6 +18,7 @@ from wherewhat.files import (
     config_hash,
     file_sha256,
     make_folder,
+    model_file_sha256,
     remove_temporaries,
     write_file,
 )
@@ -167,3 +168,29 @@ def test_file_hash_equals_hashlib(tmp_path):
     assert file_sha256(tmp_path / "file") == hashlib.sha256(data).hexdigest()
     with pytest.raises(StoreError, match=r"cannot read .*missing: No such file"):
         file_sha256(tmp_path / "missing")
+
+
+def test_a_changed_model_file_is_hashed_again(tmp_path, monkeypatch):
+    path, cache = tmp_path / "model", tmp_path / "digests"
+    path.write_bytes(b"a" * 100)
+    expected = hashlib.sha256(b"a" * 100).hexdigest()
+    monkeypatch.setattr("wherewhat.files._CACHED_FROM_BYTES", 50)
+    assert model_file_sha256(path, cache=cache) == expected
+    assert not cache.exists()  # it has just changed, and could change again within one tick of the clock
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + 60 * 10**9)
+    assert model_file_sha256(path, cache=cache) == expected
+    (entry,) = cache.iterdir()
+    monkeypatch.setattr("wherewhat.files._digest", failing(errno.EIO))
+    assert model_file_sha256(path, cache=cache) == expected
+    monkeypatch.undo()
+    monkeypatch.setattr("wherewhat.files._CACHED_FROM_BYTES", 50)
+    monkeypatch.setattr(time, "time_ns", lambda: now + 60 * 10**9)
+    entry.write_text("damaged")
+    assert model_file_sha256(path, cache=cache) == expected
+    before = path.stat()
+    time.sleep(0.05)
+    path.write_bytes(b"b" * 100)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as tools that keep times do
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert model_file_sha256(path, cache=cache) == hashlib.sha256(b"b" * 100).hexdigest()
