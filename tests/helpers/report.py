@@ -54,7 +54,7 @@ def scores(*heads):
 def excerpt_of_report(made):
     """The stored excerpt of the model of a report."""
     (folder,) = (path for path in made.out.glob("excerpt-*tiny-trained-*"))
-    return ExcerptFile(folder).read()
+    return ExcerptFile(folder, model="tiny").read()
 
 
 _idle: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
