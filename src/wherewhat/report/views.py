@@ -54,7 +54,8 @@ class ReportRun:
     """How a report runs a measurement.
 
     Attributes:
-        passes: Time relative to one forward pass over the same tokens, measured by ``benchmarks/report.py``.
+        passes: Wall time relative to one forward pass over the same tokens, both on two cores with two threads
+            (``benchmarks/report.py``): a pass uses them better than most of what is computed from it.
         documents: Largest number of documents; None for no limit.
         tokens: Largest number of tokens of each; None likewise.
         controls: Control models to run it on as well.
@@ -143,7 +144,7 @@ def _few_bands(capacity: Capacity, tokens: int) -> ReportRun:
     """Return a run with no more bands than there are planes."""
     del tokens
     options = {"bands": capacity.planes} if 0 < capacity.planes < BANDS else {}
-    return ReportRun(23.0, documents=3, tokens=128, options=options)
+    return ReportRun(33.0, documents=3, tokens=128, options=options)
 
 
 _WORDS = {
@@ -157,20 +158,20 @@ _ADDITIVE = {"strengths": (0.0, 1.0), "layers": False, "axes": False}
 _PARTS, _HEADS, _BEHAVIOUR = "Decomposition", "Heads", "Behaviour"
 
 VIEWS: dict[str, View] = {
-    "axes": View(_PARTS, report=ReportRun(1.2, controls=("random", "shuffled"))),
-    "distance": View(_PARTS, "controlled-distance", report=ReportRun(2.3, documents=1, tokens=256)),
-    "planes": View(_PARTS, report=ReportRun(1.0, documents=1, tokens=256)),
-    "residual": View(_PARTS, report=ReportRun(6.0, documents=1, tokens=256, options=_ADDITIVE)),
+    "axes": View(_PARTS, report=ReportRun(1.9, controls=("random", "shuffled"))),
+    "distance": View(_PARTS, "controlled-distance", report=ReportRun(8.0, documents=1, tokens=256)),
+    "planes": View(_PARTS, report=ReportRun(5.0, documents=1, tokens=256)),
+    "residual": View(_PARTS, report=ReportRun(7.0, documents=1, tokens=256, options=_ADDITIVE)),
     "split": View(_PARTS),
     "heads": View(
         _HEADS,
         figure="plane",
-        report=ReportRun(5.3, documents=4, tokens=256, controls=("random",), options={"queries": 8}),
+        report=ReportRun(10.0, documents=4, tokens=256, controls=("random",), options={"queries": 8}),
     ),
     "frequencies": View(_HEADS, report=_few_bands),
     "attention": View(_HEADS),  # a report has the same numbers from heads
     "prompts": View(_BEHAVIOUR, over="mean over prompts"),
-    "perturb": View(_BEHAVIOUR, figure="rates", report=ReportRun(11.0, documents=3, tokens=256, options=_WORDS)),
+    "perturb": View(_BEHAVIOUR, figure="rates", report=ReportRun(15.0, documents=3, tokens=256, options=_WORDS)),
     "choices": View(_BEHAVIOUR, "evaluate", over="mean over items"),
     "extend": View(_BEHAVIOUR, figure="positions", report=_beyond_trained, compare=_verdicts),
 }
