@@ -99,10 +99,11 @@ def test_quick_is_small_and_explicit_options_win(hostile_model, made, tmp_path, 
         raise MeasureError("this is enough")
 
     monkeypatch.setattr(reporting, "_measured", measured)
-    for options in ({}, {"quick": True}, {"quick": True, "documents": 1}, {"quick": True, "tokens": 64}):
+    few = {"documents": 1}, {"tokens": 64}, {"texts": ["a text that is alone"]}
+    for options in ({}, {"quick": True}, *({"quick": True, **more} for more in few)):
         with pytest.raises(MeasureError):
             make_report(ModelRequest(model=hostile_model), out=tmp_path, **options)
-    assert sizes == [(4, 512, False), (2, 128, True), (1, 128, True), (2, 64, True)]
+    assert sizes == [(4, 512, False), (2, 128, True), (1, 128, True), (2, 64, True), (1, 128, True)]
 
 
 @pytest.mark.slow

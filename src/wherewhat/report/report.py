@@ -22,6 +22,7 @@ from wherewhat.report.excerpt import Excerpt, ExcerptFile, take_excerpt
 from wherewhat.report.learning import learning_curves
 from wherewhat.report.measurements import (
     CONTROL_MODELS,
+    DOCUMENTS,
     TOKENS,
     Coming,
     GivenText,
@@ -88,7 +89,8 @@ def make_report(
         texts: Strings, documents or token ids instead.
         documents: Documents of the decomposition; the first four by default.
         tokens: Tokens of each; 512 by default.
-        quick: Use two documents of 128 tokens where their number is not given, and no control model but the random one.
+        quick: Use at most two documents, of 128 tokens, where these are not given, and no control model but the random
+            one.
         training: Trainings to show: run directories of recorded trainings or of the multi-hop laboratory, or folders of
             them; those in ``out`` are always shown.
         again: Measure anew what is finished in ``out``.
@@ -101,15 +103,13 @@ def make_report(
     for number, model in enumerate(listed):
         if model in listed[:number]:
             raise ConfigError(f"{model.model} ({model.weights}) was given twice: give each model once")
-    if quick:
-        documents = QUICK[0] if documents is None else documents
-        tokens = QUICK[1] if tokens is None else tokens
-    tokens = TOKENS if tokens is None else tokens
+    most, length = QUICK if quick else (DOCUMENTS, TOKENS)
+    tokens = length if tokens is None else tokens
     # Raises for wrong values and for a missing plotly before anything is read or loaded.
     Request(measurement="axes", documents=documents, tokens=tokens)
     plotly_js()
     learning = learning_curves([user_path(folder, name="--training") for folder in training], out=out)
-    inputs = given_text(files, documents=documents, out=out, texts=texts)
+    inputs = given_text(files, documents=documents, out=out, texts=texts, default=most)
     command = _command(listed, inputs, documents=len(inputs.documents), tokens=tokens, quick=quick, training=training)
     with (progress or Silent()).watch(work):
         pages = _Pages(listed, learning, command, quick=quick, work=work)
