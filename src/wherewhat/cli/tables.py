@@ -137,8 +137,8 @@ def telling(run: StoredRun) -> Table:
     for role in telling_heads(roles):
         table.add_row(role.name, escape(sentences[role.layer, role.head]))
     names = Counter(role.role for listed in roles.values() for role in listed)
-    table.caption = ", ".join(f"{names[name]} {name}" for name in ROLES if names[name])
-    table.caption = f"Heads by role, of {len(roles)}; a head may have several: {table.caption}."
+    listed = ", ".join(f"{names[name]} {name}" for name in ROLES if names[name])
+    table.caption = f"Heads by role, of {len(roles)}; a head may have several: {listed or 'none'}."
     return table
 
 
