@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import re
 import threading
+import time
 
 import pytest
 from rich.console import Console
@@ -101,6 +103,18 @@ def test_a_terminal_has_one_bar(monkeypatch):
     assert "measuring axes" in file.getvalue()
     assert "1 of 2 ended" in file.getvalue()
     assert "still" not in file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_long_label_leaves_room_for_the_time(width, monkeypatch):
+    monkeypatch.setattr("wherewhat.progress._REFRESH", 0.01)
+    stream = io.StringIO()
+    shown = TerminalProgress(Console(file=stream, force_terminal=True, width=width, color_system=None))
+    work = Work(shown)
+    work.begin(f"measuring {'axes and heads of a model ' * 4}", 30, 60)
+    with shown.watch(work):
+        time.sleep(0.3)
+    assert re.search(r"measuring a.* 0:00:00 about \d\d s left", stream.getvalue())
 
 
 def test_a_log_has_lines_while_the_output_of_libraries_is_discarded(capsys):

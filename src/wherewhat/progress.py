@@ -181,6 +181,8 @@ def _rest(whole: float, elapsed: float) -> float:
 
 _REFRESH, _SILENCE = 0.5, 10.0
 """Seconds between updates of a bar, and until a line says that a step still lasts."""
+_BAR, _TIMES, _SHORTEST_LABEL = 20, 28, 10
+"""Characters of a bar, of the times beside it with their spaces, and of the shortest label."""
 
 
 class TerminalProgress:
@@ -214,7 +216,7 @@ class TerminalProgress:
         with self._bar(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
             task = bar.add_task("", total=len(items))
             for item in items:
-                bar.update(task, description=printable(label(item) if callable(label) else label))
+                bar.update(task, description=self._cut(label(item) if callable(label) else label))
                 yield item
                 bar.advance(task)
 
@@ -248,16 +250,21 @@ class TerminalProgress:
         task = bar.add_task("", total=1.0, left="")
 
         def show() -> None:
-            bar.update(task, description=printable(work.label), completed=work.share, left=work.words)
+            bar.update(task, description=self._cut(work.label), completed=work.share, left=work.words)
 
         return show
+
+    def _cut(self, label: str) -> str:
+        """Return a label that leaves enough of the terminal's width to the bar and the times."""
+        label, most = printable(label), max(_SHORTEST_LABEL, self._console.width - _BAR - _TIMES)
+        return label if len(label) <= most else f"{label[: most - 1]}…"
 
     def _bar(self, *columns: ProgressColumn) -> Bar:
         """Return a bar with its label and the time since it began, that disappears in the end."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         last = columns or (TextColumn("{task.fields[left]}", markup=False),)
-        shown = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), *last)
+        shown = (TextColumn("{task.description}", markup=False), BarColumn(_BAR), TimeElapsedColumn(), *last)
         hidden = not self._console.is_terminal
         return Progress(*shown, console=self._console, transient=True, disable=hidden)
 

@@ -4,6 +4,7 @@ import errno
 import gc
 import json
 import os
+import struct
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import real_models
 from wherewhat.errors import LoadError
-from wherewhat.models.gguf import check_tokenizer
+from wherewhat.models.gguf import check_tokenizer, convert
 from wherewhat.models.gguf_file import GgufFile, StoredTensor, dequantised
 from wherewhat.models.loader import load
 from wherewhat.models.source import resolve
@@ -339,6 +340,23 @@ def test_a_file_is_parsed_once_for_its_settings(build, tmp_path, monkeypatch):
     assert gguf.GGUFReader is reader
     load(tmp_path / "tiny.gguf", device="cpu", cache_dir=tmp_path / "cache")
     assert len(parsed) == 4
+
+
+def test_overlapping_tensors_and_big_endian_files_are_refused(tmp_path):
+    """Forty tensors on the same 32 KiB; the number of a version with its bytes reversed."""
+    architecture = _string("general.architecture") + struct.pack("<I", 8) + _string("llama")
+    tensors = (_string(f"x{i}") + struct.pack("<IQIQ", 1, 8192, 0, 0) for i in range(40))
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 40, 1) + architecture + b"".join(tensors) + bytes(40_000))
+    with pytest.raises(LoadError, match=r"corrupted \(tensors that overlap\)"):
+        convert(str(path), str(tmp_path))
+    path.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(100))
+    with pytest.raises(LoadError, match="cannot be read: big-endian numbers are not supported"):
+        convert(str(path), str(tmp_path))
+
+
+def _string(text):
+    return struct.pack("<Q", len(text)) + text.encode()
 
 
 def test_tokenizers_that_would_split_otherwise():

@@ -44,6 +44,18 @@ def test_a_step_that_does_not_end_is_stopped_and_the_next_one_runs():
     assert (time_limit(0), time_limit(300_000_000)) == (20, 620)  # grows with the files
 
 
+def test_an_interrupted_step_does_not_answer_the_next_one(monkeypatch):
+    def interrupted(self, seconds):
+        raise KeyboardInterrupt
+
+    attempt(answer, **OPTIONS, number=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(suitability._Server, "_read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            attempt(answer, **OPTIONS, number=1)
+    assert attempt(answer, **OPTIONS, number=2)["number"] == 2
+
+
 @pytest.mark.slow
 def test_one_process_serves_many_trials_and_another_one_a_fork(monkeypatch):
     monkeypatch.setattr(suitability, "subprocess", subprocess)  # a new process, not a fork

@@ -14,6 +14,7 @@ from helpers.command_line import command_process
 from helpers.report import TOKENS, drawn, opening, until
 from wherewhat.errors import MeasureError
 from wherewhat.report import report as reporting
+from wherewhat.report.page import waiting_page
 from wherewhat.report.report import make_report
 from wherewhat.runs.request import ModelRequest
 
@@ -99,10 +100,11 @@ def test_quick_is_small_and_explicit_options_win(hostile_model, made, tmp_path, 
         raise MeasureError("this is enough")
 
     monkeypatch.setattr(reporting, "_measured", measured)
-    for options in ({}, {"quick": True}, {"quick": True, "documents": 1}, {"quick": True, "tokens": 64}):
+    few = {"documents": 1}, {"tokens": 64}, {"texts": ["a text that is alone"]}
+    for options in ({}, {"quick": True}, *({"quick": True, **more} for more in few)):
         with pytest.raises(MeasureError):
             make_report(ModelRequest(model=hostile_model), out=tmp_path, **options)
-    assert sizes == [(4, 512, False), (2, 128, True), (1, 128, True), (2, 64, True)]
+    assert sizes == [(4, 512, False), (2, 128, True), (1, 128, True), (2, 64, True), (1, 128, True)]
 
 
 @pytest.mark.slow
@@ -123,6 +125,24 @@ def test_an_error_leaves_no_page(hostile_model, made, tmp_path, cli):
     done = cli("report", hostile_model, "--text", made.text, "--tokens", 99, "--out", tmp_path / "new" / "runs")
     assert done.code == 2
     assert not (tmp_path / "new").exists()
+
+
+def test_an_error_leaves_the_page_of_another_process(hostile_model, tmp_path, monkeypatch):
+    def measured(*arguments, **options):
+        (path,) = tmp_path.glob("*.html")
+        path.write_text("a page of the same report")
+        raise MeasureError("this is enough")
+
+    monkeypatch.setattr(reporting, "_measured", measured)
+    with pytest.raises(MeasureError):
+        make_report(ModelRequest(model=hostile_model), out=tmp_path, write=True)
+    assert [path.read_text() for path in tmp_path.glob("*.html")] == ["a page of the same report"]
+
+
+def test_marks_in_the_name_of_a_model_are_kept():
+    page = waiting_page(["{{STYLE}} <b>"])
+    assert "<h1>Where and what in {{STYLE}} &lt;b&gt;</h1>" in page
+    assert "<style>{{" not in page
 
 
 # Killed

@@ -12,7 +12,7 @@ import wherewhat
 from helpers.heads import constructed_model, constructed_texts
 from wherewhat.measures.split.statistics import jackknife_error
 from wherewhat.measures.statistics import Interval, around
-from wherewhat.rules.findings import FINDINGS, _verb, find
+from wherewhat.rules.findings import FINDINGS, _verb, find, summarise
 from wherewhat.rules.numbers import jackknife_difference
 from wherewhat.runs.collection import OtherRun, Runs
 from wherewhat.runs.request import Request, model_request
@@ -42,6 +42,11 @@ def measured(tmp_path):
         return runs
 
     return measure
+
+
+def test_the_sentence_about_a_single_head(measured):
+    runs = measured(constructed_model("positional"), documents=1)
+    assert summarise(runs).short.endswith("; of 1 head, 1 is positional.")
 
 
 @pytest.mark.parametrize(

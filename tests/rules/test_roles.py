@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 import wherewhat
 from helpers.capture import shared, tokens
+from helpers.heads import constructed_model, constructed_texts
 from helpers.runs import provenance
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
+from wherewhat.cli.tables import telling
 from wherewhat.errors import ConfigError
 from wherewhat.measures.heads import HeadsConfig
 from wherewhat.measures.heads.heads_measurement import HeadsMeasurement
@@ -17,7 +21,7 @@ from wherewhat.measures.measurement import Text, declared_metrics, measure_text
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.scores import label
 from wherewhat.rules.numbers import head_means
-from wherewhat.rules.roles import ROLES, find_roles, portraits, score_label, telling_heads
+from wherewhat.rules.roles import ROLES, HeadRole, find_roles, portraits, score_label, telling_heads
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.results import StoredRun
 
@@ -149,11 +153,27 @@ def test_portraits_say_what_was_measured(run):
 
 
 def test_telling_heads_show_each_role_once_before_any_twice(run):
-    telling = telling_heads(find_roles(run))
-    assert [x.role for x in telling[:6]] == list(ROLES[:6])
-    assert [x.role for x in telling[6:]] == ["fixed distance", "symbolic"]
-    assert len({(x.layer, x.head) for x in telling}) == len(telling)
-    assert telling_heads(find_roles(run), 2) == telling[:2]
+    clearest = telling_heads(find_roles(run))
+    assert [x.role for x in clearest[:6]] == list(ROLES[:6])
+    assert [x.role for x in clearest[6:]] == ["fixed distance", "symbolic"]
+    assert len({(x.layer, x.head) for x in clearest}) == len(clearest)
+    assert telling_heads(find_roles(run), 2) == clearest[:2]
+
+
+def test_roles_in_one_document():
+    role = HeadRole(0, 0, "previous token", 0.5, 0.1, documents=1, documents_with=1)
+    assert role.words().endswith(", in one document")
+
+
+def test_roles_of_uniform_heads():
+    """The table has all columns, and the command line says that there is nothing to tell."""
+    model = constructed_model("uniform", "uniform")
+    result = wherewhat.measure("heads", model, constructed_texts(model, 2), queries=4, taus=(), blocks=())
+    table = result.roles(frame="pyarrow")
+    assert table.column_names == [item.name for item in dataclasses.fields(HeadRole)]
+    assert set(table["role"].to_pylist()) == {"uniform"}
+    (first, _) = telling(result.stored).columns
+    assert list(first.cells) == ["none"]
 
 
 def test_label_of_two_numbers_is_that_of_tensors():

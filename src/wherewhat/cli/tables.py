@@ -136,9 +136,11 @@ def telling(run: StoredRun) -> Table:
     table.add_column("portrait")
     for role in telling_heads(roles):
         table.add_row(role.name, escape(sentences[role.layer, role.head]))
+    if not table.row_count:
+        table.add_row("none", "no head has a role other than uniform or mixed")
     names = Counter(role.role for listed in roles.values() for role in listed)
-    table.caption = ", ".join(f"{names[name]} {name}" for name in ROLES if names[name])
-    table.caption = f"Heads by role, of {len(roles)}; a head may have several: {table.caption}."
+    listed = ", ".join(f"{names[name]} {name}" for name in ROLES if names[name])
+    table.caption = f"Heads by role, of {len(roles)}; a head may have several: {listed or 'none'}."
     return table
 
 

@@ -327,7 +327,7 @@ def _read_header(path: Path) -> _Header:
         check_layers({"n_layers": _value(fields, f"{architecture}.block_count", 0)}, str(path))
         bos, tokenizer = _bos(fields), _value(fields, "tokenizer.ggml.model")
         scaling = _rope_scaling(fields, architecture, set(sizes))
-    except LoadError:
+    except (LoadError, NotImplementedError):
         raise
     except Exception as error:  # noqa: BLE001 - for damaged files the reader raises any exception
         raise _damaged(path, error) from None

@@ -95,6 +95,9 @@ class GgufFile:
         self._at = 4  # behind the letters GGUF
         version, tensors, settings = self._numbers("IQQ")
         if version not in _VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            if swapped in _VERSIONS:
+                raise NotImplementedError("big-endian numbers are not supported")
             raise ValueError(f"version {version} of GGUF is not 2 or 3")
         if max(tensors, settings) > len(self._data):
             raise ValueError(f"{tensors} tensors and {settings} settings in {len(self._data)} bytes")
@@ -112,6 +115,9 @@ class GgufFile:
         self.tensors = [self._tensor(start, *entry) for entry in entries]
         if len({tensor.name for tensor in self.tensors}) < len(self.tensors):
             raise ValueError("two tensors of the same name")
+        # Otherwise a small file could need any amount of memory.
+        if sum(tensor.data.nbytes for tensor in self.tensors) > len(self._data):
+            raise ValueError("tensors that overlap")
 
     def _numbers(self, form: str) -> tuple[int, ...]:
         values = struct.unpack_from(f"<{form}", self._data, self._at)

@@ -67,6 +67,9 @@ def attempt(step: Callable[..., Any], *, spec: str, seconds: int, limit_memory: 
         except EOFError:
             server.stop()
             raise LoadError(f"{spec!r} could not be loaded: {_died(None)}") from None
+        except BaseException:  # interrupted: the next request would get this one's answer
+            server.stop()
+            raise
     if "died" in answer:
         raise LoadError(f"{spec!r} could not be loaded: {_died(answer['died'])}")
     if "raised" in answer:

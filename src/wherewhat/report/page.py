@@ -7,7 +7,7 @@ import importlib
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -152,8 +152,8 @@ def write_page(path: Path, page: str, *, through: Path | None = None) -> Path:
 
 def waiting_page(models: Sequence[str]) -> str:
     """Return a page that loads itself again until the report of models has its first page."""
-    names = html.escape(", ".join(models))
-    return asset("waiting.html").replace("{{NAMES}}", names).replace("{{STYLE}}", asset("base.css"))
+    parts = {"NAMES": html.escape(", ".join(models)), "STYLE": asset("base.css")}
+    return _filled("waiting.html", parts)
 
 
 def asset(name: str) -> str:
@@ -177,8 +177,12 @@ def whole_page(*, title: str, body: str, style: str, scripts: Iterable[str], dat
         "FIGURES": script_json({"dark": DARK, "charts": referenced(charts, data)}),
         "SCRIPT": _in_script(f'"use strict";\n(() => {{\n{code}\n}})();'),
     }
-    # In one pass, so that marks inside the parts are left alone.
-    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("frame.html"))
+    return _filled("frame.html", parts)
+
+
+def _filled(name: str, parts: Mapping[str, str]) -> str:
+    """Return a file in ``assets`` with its marks replaced, in one pass, so that marks inside the parts are kept."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset(name))
 
 
 def _in_script(code: str) -> str:

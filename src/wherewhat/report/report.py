@@ -22,6 +22,7 @@ from wherewhat.report.excerpt import Excerpt, ExcerptFile, take_excerpt
 from wherewhat.report.learning import learning_curves
 from wherewhat.report.measurements import (
     CONTROL_MODELS,
+    DOCUMENTS,
     TOKENS,
     Coming,
     GivenText,
@@ -88,7 +89,8 @@ def make_report(
         texts: Strings, documents or token ids instead.
         documents: Documents of the decomposition; the first four by default.
         tokens: Tokens of each; 512 by default.
-        quick: Use two documents of 128 tokens where their number is not given, and no control model but the random one.
+        quick: Use at most two documents, of 128 tokens, where these are not given, and no control model but the random
+            one.
         training: Trainings to show: run directories of recorded trainings or of the multi-hop laboratory, or folders of
             them; those in ``out`` are always shown.
         again: Measure anew what is finished in ``out``.
@@ -101,15 +103,13 @@ def make_report(
     for number, model in enumerate(listed):
         if model in listed[:number]:
             raise ConfigError(f"{model.model} ({model.weights}) was given twice: give each model once")
-    if quick:
-        documents = QUICK[0] if documents is None else documents
-        tokens = QUICK[1] if tokens is None else tokens
-    tokens = TOKENS if tokens is None else tokens
+    most, length = QUICK if quick else (DOCUMENTS, TOKENS)
+    tokens = length if tokens is None else tokens
     # Raises for wrong values and for a missing plotly before anything is read or loaded.
     Request(measurement="axes", documents=documents, tokens=tokens)
     plotly_js()
     learning = learning_curves([user_path(folder, name="--training") for folder in training], out=out)
-    inputs = given_text(files, documents=documents, out=out, texts=texts)
+    inputs = given_text(files, documents=documents, out=out, texts=texts, default=most)
     command = _command(listed, inputs, documents=len(inputs.documents), tokens=tokens, quick=quick, training=training)
     with (progress or Silent()).watch(work):
         pages = _Pages(listed, learning, command, quick=quick, work=work)
@@ -155,19 +155,20 @@ class _Pages:
         self._measured: list[tuple[Excerpt, Runs]] = []
         self._path: Path | None = None
         self._through: Path | None = None
-        self._waiting: list[Path] = []
+        self._waiting, self._new = "", list[Path]()
         self._written, self._cost = -math.inf, 0.0
 
     def start(self, stored: Sequence[ExcerptFile], out: Path) -> None:
         """Say where the page will be, and write one there that waits for the first measurement if there is none."""
         self._path = out / f"{self._name(stored)}.html"
-        self._work.say(f"the page: {self._path}; it can be opened now, and is completed while this command runs")
         # There, what a killed process leaves is removed after an hour.
         self._through = KnownRuns(out).folder
         if not self._path.exists():
             folders = (self._through, *self._through.parents)
-            self._waiting = [self._path, *(folder for folder in folders if not folder.exists())]
-            write_page(self._path, waiting_page(self._names(stored)), through=self._through)
+            self._new = [folder for folder in folders if not folder.exists()]
+            self._waiting = waiting_page(self._names(stored))
+            write_page(self._path, self._waiting, through=self._through)
+        self._work.say(f"the page: {self._path}; it can be opened now, and is completed while this command runs")
 
     def add(self, stored: ExcerptFile, seen: Excerpt, runs: Runs) -> None:
         """Add a model whose runs are all made."""
@@ -197,7 +198,7 @@ class _Pages:
         # Models that follow are named once they are measured.
         report = self._report([*self._stored, stored], [*self._measured, (seen, runs())])
         write_page(self._path, replace(report, data={**report.data, "unfinished": left}).html(), through=self._through)
-        self._waiting, self._written = [], time.perf_counter()
+        self._waiting, self._written = "", time.perf_counter()
         self._cost = self._written - started
         self._work.begin("")
         self._work.after += self._cost  # the page in the end
@@ -208,15 +209,21 @@ class _Pages:
         self._work.begin("writing the page", self._cost)
         report = self._report(self._stored, self._measured)
         if self._path is not None:
-            self._waiting = []
+            self._waiting = ""
             write_page(self._path, report.html(), through=self._through)
         return report
 
     def end(self) -> None:
         """Remove the page that waits for the first measurement, and its folder, if there was none."""
-        for path in self._waiting:
+        if self._path is None or not self._waiting:
+            return
+        with suppress(OSError):
+            # Another process may have written the first page meanwhile.
+            if self._path.read_text("utf-8") == self._waiting:
+                self._path.unlink()
+        for folder in self._new:
             with suppress(OSError):  # the folder holds something
-                path.rmdir() if path.is_dir() else path.unlink()
+                folder.rmdir()
 
     def _names(self, stored: Sequence[ExcerptFile]) -> list[str]:
         return _unique_names(self._models[: len(stored)], [file.model for file in stored])

@@ -16,6 +16,7 @@ from functools import partial
 from wherewhat.measures.perturb import KINDS, percent
 from wherewhat.measures.statistics import Interval, interval, share_bounds
 from wherewhat.measures.swaps import LABELS
+from wherewhat.progress import counted
 from wherewhat.rules.numbers import (
     UNDEFINED,
     count_documents,
@@ -82,9 +83,8 @@ def _summary(runs: Runs) -> Iterator[Statement]:
             sinks = "an attention sink" if counts.get("sink") == 1 else "attention sinks"
             named = [f"{counts[name]} {sinks if name == 'sink' else name}" for name in listed]
             named[0] = named[0].replace(" ", " is " if counts[listed[0]] == 1 else " are ", 1)
-            parts.append(
-                f"of {sum(counts.values())} heads, {' and '.join(filter(None, [', '.join(named[:-1]), named[-1]]))}"
-            )
+            kinds = " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
+            parts.append(f"of {counted(sum(counts.values()), 'head')}, {kinds}")
         text = "; ".join(parts)
         return text[:1].upper() + text[1:]
 
@@ -162,7 +162,7 @@ def _pure_heads(runs: Runs) -> Iterator[Statement]:
     verb = "follows" if counts[labels[0]] == 1 else "follow"
     follow = ", ".join(parts).replace(" ", f" {verb} ", 1)
     yield Statement(
-        lambda _: f"Of {total} heads, {apart if sinks else ''}{follow}",
+        lambda _: f"Of {counted(total, 'head')}, {apart if sinks else ''}{follow}",
         beside=f"{'; '.join(beside)}; {count_documents(len(own.documents))}",
         link=f"heads?label={','.join(labels)}",
         strength=max(_surprise(counts[name], untrained[name], total) for name in labels),
@@ -176,7 +176,7 @@ def _uniform_heads(runs: Runs) -> Iterator[Statement]:
     verb = "attends" if count == 1 else "attend"
     if count:
         yield Statement(
-            lambda _: f"{count} of {total} heads {verb} uniformly, to no position and no content",
+            lambda _: f"{count} of {counted(total, 'head')} {verb} uniformly, to no position and no content",
             beside=f"in single documents {_single(own, 'uniform')}; in one untrained model {other}; "
             f"{count_documents(len(own.documents))}",
             link="heads?label=uniform",

@@ -111,7 +111,8 @@ class HeadRole:
 
     def words(self) -> str:
         """Return what the head attends to, in words with its numbers; for scores the number of documents alone."""
-        count = f"in {self.documents_with} of {count_documents(self.documents)}"
+        several = f"{self.documents_with} of " if self.documents > 1 else ""
+        count = f"in {several}{count_documents(self.documents)}"
         if self.value is None or self.chance is None:
             return count
         if self.role == "sink":
@@ -238,7 +239,7 @@ def role_table(runs: Mapping[str, StoredRun]) -> pa.Table:
     for run in runs.values():
         rows = [dataclasses.asdict(role) for listed in find_roles(run).values() for role in listed]
         tables.append(pa.Table.from_pylist(rows, schema=schema))
-    return joined_tables(runs, tables)
+    return joined_tables(runs, tables, keep_empty=True)
 
 
 def portraits(run: StoredRun) -> dict[Place, str]:

@@ -575,13 +575,15 @@ def _curve(run: StoredRun, full: str) -> pa.Table:
     return pa.table(columns)
 
 
-def joined_tables(runs: Mapping[str, StoredRun], tables: Sequence[pa.Table]) -> pa.Table:
-    """Join the tables of runs, with a column of weights if there are several, and without empty columns."""
+def joined_tables(runs: Mapping[str, StoredRun], tables: Sequence[pa.Table], *, keep_empty: bool = False) -> pa.Table:
+    """Join the tables of runs, with a column of weights if there are several, without empty columns by default."""
     import pyarrow as pa
 
     if len(tables) > 1:
         named = zip(runs, tables, strict=True)
         tables = [t.add_column(0, "weights", pa.array([weights] * len(t), pa.string())) for weights, t in named]
     joined = pa.concat_tables(tables, promote_options="default")
+    if keep_empty:
+        return joined
     empty = [name for name in joined.column_names if len(joined) and joined[name].null_count == len(joined)]
     return joined.drop_columns(empty)
