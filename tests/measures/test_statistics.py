@@ -187,14 +187,17 @@ def test_means_alone_have_two_digits_or_fewer():
     for mean, half, words in (
         (0.8741, 0.0041, "0.87"),
         (0.0123, 0.0001, "0.012"),
-        (0.51, 0.35, "0.5"),
+        (0.51, 0.35, "0.51"),
+        (14.1, 12.0, "14"),
+        (4.4, 12.0, "4"),
+        (0.044, 3.5, "0.0"),
         (3.14, 0.0, "3.1"),
         (1234.5, 3.2, "1200"),
-        (-0.0001, 0.2, "0.0"),
+        (-0.0001, 0.2, "0.00"),
         (0.99998, 0.001, "1.00"),
     ):
         assert in_brief(Interval(mean, mean - half, mean + half, 4)) == words
-    assert in_brief(Interval(0.623, 0.473, 0.773, 4), percent=True) == "60 %"
+    assert in_brief(Interval(0.623, 0.473, 0.773, 4), percent=True) == "62 %"
     assert in_brief(interval([0.51234]), percent=True) == "51 %"
 
 

@@ -271,7 +271,7 @@ def summary(stored, own, untrained, total, listed, n):
 
 
 def brief(short, text):
-    """A short sentence is the whole one with rounded means: two digits at most, and none below the uncertainty."""
+    """A short sentence is the whole one with rounded means: two digits at most, and none below two digits of the uncertainty."""
     means = rf"({NUMBER})(?: ± <?({NUMBER}))?( %)?(?: \(({NUMBER}) to ({NUMBER})(?: %)?\))?"
     whole = re.sub(r" \((?:[^()]|\([^()]*\))*\)\.$", ".", text) if re.search(r"documents?\)\.$", text) else text
     assert re.sub(means, "#", whole) == re.sub(means, "#", short)
@@ -285,7 +285,10 @@ def brief(short, text):
         zeros = 0 if "." in digits else len(digits) - len(digits.rstrip("0"))
         last = 10.0 ** (zeros - len(digits.partition(".")[2]))
         # The half width in the text is rounded: 10 may be 9.5, which has its first digit one place lower.
-        assert not half or "<" in full[0] or last >= 0.99 * 10.0 ** math.floor(math.log10(0.94 * half)), (short, text)
+        assert not half or "<" in full[0] or last >= 0.99 * 10.0 ** (math.floor(math.log10(0.94 * half)) - 1), (
+            short,
+            text,
+        )
         assert abs(float(part[1]) - float(full[1])) <= 0.51 * last, (short, text)
 
 

@@ -68,7 +68,7 @@ def in_words(value: Interval, *, percent: bool = False) -> str:
 
 
 def in_brief(value: Interval, *, percent: bool = False) -> str:
-    """Return a mean alone, with two digits or fewer: none is smaller than the first digit of the half width.
+    """Return a mean alone, with two digits or fewer: none is smaller than the second digit of the half width.
 
     Args:
         value: The mean and its interval.
@@ -83,7 +83,7 @@ def in_brief(value: Interval, *, percent: bool = False) -> str:
         and math.isfinite(value.high - value.low)
         and value.high > value.low
     ):
-        decimals = min(decimals, -_order(scale * (value.high - value.low) / 2))
+        decimals = min(decimals, 1 - _order(scale * (value.high - value.low) / 2))
     return f"{_fixed(round(mean, decimals), decimals)}{unit}"
 
 
