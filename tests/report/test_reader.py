@@ -271,7 +271,7 @@ def summary(stored, own, untrained, total, listed, n):
 
 
 def brief(short, text):
-    """A short sentence is the whole one with rounded means: two digits at most, and none below two digits of the uncertainty."""
+    """A short sentence is the whole one with rounded means: two digits at most, as of the uncertainty."""
     means = rf"({NUMBER})(?: ± <?({NUMBER}))?( %)?(?: \(({NUMBER}) to ({NUMBER})(?: %)?\))?"
     whole = re.sub(r" \((?:[^()]|\([^()]*\))*\)\.$", ".", text) if re.search(r"documents?\)\.$", text) else text
     assert re.sub(means, "#", whole) == re.sub(means, "#", short)

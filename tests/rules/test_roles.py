@@ -148,6 +148,8 @@ def test_portraits_say_what_was_measured(run):
     assert "on the token 3 back" in named["three back"]
     assert "on the token itself" in named["itself"]
     assert "on the first token" in named["sink"]
+    (sink,) = find_roles(run)[0, list(EXPECTED).index("sink")]
+    assert "on the first 4 tokens" in sink.words(4)
     assert named["even"].startswith("Uniform: attention is even")
     assert named["both"].startswith("Mixed: position and content both matter")
 

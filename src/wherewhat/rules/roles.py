@@ -109,14 +109,14 @@ class HeadRole:
         """Attention beyond chance; 0 for roles without a chance level."""
         return 0.0 if self.value is None or self.chance is None else self.value - self.chance
 
-    def words(self) -> str:
+    def words(self, sink_tokens: int = 1) -> str:
         """Return what the head attends to, in words with its numbers; for scores the number of documents alone."""
         several = f"{self.documents_with} of " if self.documents > 1 else ""
         count = f"in {several}{count_documents(self.documents)}"
         if self.value is None or self.chance is None:
             return count
         if self.role == "sink":
-            place = "on the first token"
+            place = "on the first token" if sink_tokens == 1 else f"on the first {sink_tokens} tokens"
         elif self.distance == 0:
             place = "on the token itself"
         else:
@@ -248,7 +248,7 @@ def portraits(run: StoredRun) -> dict[Place, str]:
     sentences = {}
     for place, roles in find_roles(run).items():
         patterns = [role for role in roles if role.chance is not None]
-        clauses = [role.words() for role in patterns]
+        clauses = [role.words(run.config.sink_tokens) for role in patterns]
         known = [by_head[place] for by_head in scores if place in by_head]
         if len(known) == len(scores):
             label = score_label(known[0], known[1], run.config.gamma)
