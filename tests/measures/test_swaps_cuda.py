@@ -11,8 +11,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from wherewhat.captures.rotation import Rotation
-from wherewhat.measures.frequencies import planes
 from wherewhat.measures.swaps import dense
 from wherewhat.measures.swaps.dense import score_all_swaps, score_block_sizes, score_softmax_swaps
 from wherewhat.measures.swaps.logits import QueryLogits
@@ -53,7 +51,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(dense, "has_triton", lambda device: True)
 
 
-@pytest.mark.parametrize("width, shared", [(1, False), (5, True), (64, False), (96, True)])
+@pytest.mark.parametrize(("width", "shared"), [(1, False), (5, True), (64, False), (96, True)])
 @pytest.mark.parametrize("taus", [(1e-2,), (1e-2, 1e-3, 0.1)])
 def test_scores_equal_those_in_float64(width, shared, taus):
     """One plane, and tiles of planes: some padded, some whole, some in two parts."""

@@ -29,7 +29,7 @@ class _Pool:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.handle = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self.handle = torch.cuda.graph_pool_handle()
         self.side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

@@ -80,10 +80,7 @@ def _factors(
     alpha = tl.full((), 0.0, tl.float64)
     alpha_logs = tl.full((), 0.0, tl.float64)
     last = tl.maximum(count - 1, 0)
-    if SOFTMAX:
-        largest = tl.load(values + last)
-    else:
-        largest = tl.load(logits + tl.load(order + last))
+    largest = tl.load(values + last) if SOFTMAX else tl.load(logits + tl.load(order + last))
     for start in range(0, count, PART):
         i = start + part
         inside = i < count
@@ -167,6 +164,8 @@ def _swaps(
     PADDED: tl.constexpr,
     CHUNK: tl.constexpr,
     SIZE: tl.constexpr,
+    NARROW: tl.constexpr,
+    KEPT: tl.constexpr,
     COLUMNS: tl.constexpr,
     PADDED_COLUMNS: tl.constexpr,
     SIDE: tl.constexpr,
@@ -184,9 +183,6 @@ def _swaps(
     before += row * width
     rise += row * COLUMNS * width
     fall += row * COLUMNS * width
-    NARROW: tl.constexpr = PLANES == 1 and SIZE == 1  # a matrix product would be mostly padding
-    KEPT: tl.constexpr = SIZE == 1 and PADDED == CHUNK
-    FEW: tl.constexpr = COLUMNS <= 2
     column = tl.arange(0, PADDED_COLUMNS)
     j = tile * SIDE + tl.arange(0, SIDE)
     in_j = j < count
@@ -266,7 +262,7 @@ def _swaps(
         difference = (1 - u) * (1 - v) * size
         difference = tl.where((gap < 0) == (moved < 0), difference, -difference)
         size *= (1 + u) * (1 + v)
-        if FEW:
+        if COLUMNS <= 2:
             factor = tl.load(fall + i, mask=in_i, other=0.0)[None, :]
             middle_0 += size * factor
             apart_0 += difference * factor
@@ -279,7 +275,7 @@ def _swaps(
                 factor = tl.load(fall + number * width + i, mask=in_i, other=0.0)[None, :]
                 middle += tl.where(column[None, :] == number, tl.sum(size * factor, 1)[:, None], 0.0)
                 apart += tl.where(column[None, :] == number, tl.sum(difference * factor, 1)[:, None], 0.0)
-    if FEW:
+    if COLUMNS <= 2:
         middle += tl.where(column[None, :] == 0, tl.sum(middle_0, 1)[:, None], tl.sum(middle_1, 1)[:, None])
         apart += tl.where(column[None, :] == 0, tl.sum(apart_0, 1)[:, None], tl.sum(apart_1, 1)[:, None])
     used = column < COLUMNS
@@ -390,7 +386,7 @@ def swap_sums(
         precision: Precision of products: ``ieee`` is float32; ``tf32x3`` is nearly the same, on tensor cores.
     """
     (queries, width), planes, columns = factors.order.shape, k.shape[-1], factors.rise.shape[1]
-    narrow = planes == 1 and size == 1
+    narrow = planes == 1 and size == 1  # a matrix product would be mostly padding
     smallest = max(16, triton.next_power_of_2(width))
     side, step = (min(smallest, x) for x in (side, step or (16 if narrow else 32)))
     padded = max(16, triton.next_power_of_2(planes))
@@ -415,6 +411,8 @@ def swap_sums(
         PADDED=padded,
         CHUNK=min(padded, chunk),
         SIZE=size,
+        NARROW=narrow,
+        KEPT=size == 1 and padded <= chunk,
         COLUMNS=columns,
         PADDED_COLUMNS=max(2, triton.next_power_of_2(columns)),
         SIDE=side,
