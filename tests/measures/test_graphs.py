@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from types import SimpleNamespace as Namespace
+
 import pytest
 import torch
 
@@ -21,14 +24,21 @@ def gpu(monkeypatch):
         cuda_stream = 0
 
     class Graph:
-        def __init__(self, function, tensors, kept):
+        held = 5
+
+        def __init__(self, function, tensors, kept, pool):
             recorded.append(kept)
-            self._function = function
+            self._function, self.pool = function, pool
 
         def __call__(self, tensors):
             return self._function(*tensors)
 
+    class Pool:
+        def __init__(self, device):
+            pass
+
     monkeypatch.setattr(graphs, "_Graph", Graph)
+    monkeypatch.setattr(graphs, "_Pool", Pool)
     monkeypatch.setattr(graphs, "_entries", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream)
@@ -49,15 +59,42 @@ def test_the_second_call_of_a_shape_is_recorded(gpu):
     assert gpu == ["one", "one"]
 
 
+def test_graphs_of_a_stream_share_memory(gpu):
+    """That of intermediate results; arguments and results of 5 bytes are their own. The ninth has 60 + 8 · 5 = 100."""
+    for name in range(10):
+        for _ in range(3):
+            call(name)
+    assert gpu == list(range(9))
+    pools = {id(entry.graph.pool) for entry in graphs._entries.values() if entry.graph is not None}
+    assert len(pools) == len(graphs._pools) == 1
+
+
+def test_streams_do_not_share_memory(gpu, monkeypatch):
+    for stream in range(2):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: Namespace(cuda_stream=stream))
+        for _ in range(2):
+            call("one", held=40)
+    assert gpu == ["one", "one"]  # 2 · (40 + 5) bytes
+    assert len(graphs._pools) == 2
+
+
+def test_a_pool_without_graphs_is_dropped(gpu, monkeypatch):
+    for _ in range(2):
+        call("one")
+    assert len(graphs._pools) == 1
+    monkeypatch.setattr(graphs, "_STALE", 0)
+    call("two")
+    gc.collect()
+    assert len(graphs._pools) == 0
+
+
 def test_no_more_memory_is_held_than_allowed(gpu, monkeypatch):
-    for name in ("one", "two", "one", "two", "two"):
-        call(name)
-    assert gpu == ["one"]  # 60 of 100 bytes
     for _ in range(2):
         call("large", held=101)
-        call("small", held=40)
-    assert gpu == ["one", "small"]
+        call("one", held=98)
+        call("two", held=10)
+    assert gpu == ["one"]  # 98 + 5 bytes leave none for the next
     monkeypatch.setattr(graphs, "_STALE", 5)  # graphs that are not used make way
     for _ in range(8):
         call("two")
-    assert gpu == ["one", "small", "two"]
+    assert gpu == ["one", "two"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.swaps import SCORES, TAU
-from wherewhat.measures.swaps.dense import score_all_swaps, takes_all
+from wherewhat.measures.swaps.dense import has_kernels, score_all_swaps, score_softmax_swaps, takes_all
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import QueryLogits, consecutive, keys_before, query_logits
 from wherewhat.measures.swaps.scores import score_swaps
@@ -112,37 +112,81 @@ def plane_swaps(
         raise MeasureError(f"tau={tau} must be positive: it divides weight differences")
     if attention.rotation is None:
         raise MeasureError(f"layer {attention.layer} does not rotate its queries and keys: it has no planes")
-    planes = sum(len(dims) for dims in dimensions(attention))
-    shape = 2, attention.heads, len(queries), planes
-    scores = torch.empty(shape, dtype=torch.float64, device=attention.rot_q.device)
-    for columns, first, part in plane_queries(attention, queries, skip=skip):
+
+    def both(part: QueryLogits) -> tuple[Tensor, ...]:
         swaps = (
             score_all_swaps(part, taus=(tau,))[0]
             if takes_all(part.counts, (tau,), part.k.device)
             else score_swaps(part, taus=(tau,), effective=False)
         )
+        return swaps.s_pos[..., 0], swaps.s_sym[..., 0]
+
+    s_pos, s_sym = _by_head(attention, queries, 2, both, plane_queries(attention, queries, skip=skip))
+    return s_pos, s_sym
+
+
+def _by_head(
+    attention: LayerAttention,
+    queries: Sequence[int],
+    number: int,
+    score: Callable[[QueryLogits], tuple[Tensor, ...]],
+    parts: Iterator[tuple[list[int], int, QueryLogits]],
+) -> Tensor:
+    """Return a number of scores of planes, ``(number, heads, queries, planes)``, each ``(groups, rows)`` of a part."""
+    planes = sum(len(dims) for dims in dimensions(attention))
+    shape = number, attention.heads, len(queries), planes
+    scores = torch.empty(shape, dtype=torch.float64, device=attention.rot_q.device)
+    for columns, first, part in parts:
         index = slice(None) if len(columns) == len(queries) else constant_tensor(tuple(columns), scores.device)
-        for values, result in zip(scores, (swaps.s_pos, swaps.s_sym), strict=True):
+        for values, result in zip(scores, score(part), strict=True):
             # (kv_heads · planes, heads of a key head · queries) to (heads, queries, planes)
-            by_head = torch.unflatten(result[..., 0], 0, (attention.kv_heads, -1)).mT
+            by_head = torch.unflatten(result, 0, (attention.kv_heads, -1)).mT
             values[:, index, first : first + by_head.shape[-1]] = by_head.reshape(attention.heads, len(columns), -1)
-    return scores[0], scores[1]
+    return scores
+
+
+def _mean_plane_scores(
+    attention: LayerAttention, queries: Sequence[int], tau: float, sink_tokens: int
+) -> dict[str, Tensor]:
+    """Return means over queries of the scores of planes, with and without the sink, ``(heads, planes)`` each.
+
+    Those without the sink are left out if no query has two keys after it.
+    """
+    later = [query for query in queries if query >= sink_tokens + 2]
+    device, dtype = attention.rot_q.device, torch.promote_types(attention.rot_q.dtype, torch.float32)
+    if has_kernels(device, dtype) and takes_all((max(queries),), (tau,), device):
+        parts = plane_queries(attention, queries, sink_tokens=sink_tokens, weighed=False)
+        every = _by_head(attention, queries, 4, lambda part: score_softmax_swaps(part, tau).unbind(-1), parts)
+        scores = [*every[:2]]
+        if later:
+            index = constant_tensor(tuple(queries.index(query) for query in later), device)
+            scores += every[2:, :, index]
+    else:
+        scores = [*plane_swaps(attention, queries, tau=tau)]
+        if later:
+            scores += plane_swaps(attention, later, tau=tau, skip=sink_tokens)
+    return {name: values.mean(1) for name, values in zip(SCORES, scores, strict=False)}
 
 
 def plane_queries(
-    attention: LayerAttention, queries: Sequence[int], *, skip: int = 0
+    attention: LayerAttention,
+    queries: Sequence[int],
+    *,
+    skip: int = 0,
+    sink_tokens: int = 0,
+    weighed: bool = True,
 ) -> Iterator[tuple[list[int], int, QueryLogits]]:
     """Yield planes of a layer that rotates as heads: some planes at a time, then the unrotated dimensions.
 
     Summed over planes, ``logits`` are those of :func:`~wherewhat.measures.swaps.logits.query_logits` before soft-cap
-    and bias.
+    and bias; the arguments are its own. Unless they are to be ``weighed``, ``weights`` are empty.
 
     Yields:
         Indices into ``queries``, the first plane, and logits with ``kv_heads · planes`` groups, grouped by key head.
     """
     device = attention.rot_q.device
     keys_of = keys_before(attention, queries, skip=skip)
-    for columns, whole in query_logits(attention, queries, skip=skip):
+    for columns, whole in query_logits(attention, queries, skip=skip, sink_tokens=sink_tokens):
         keys = consecutive(max((keys_of[x] for x in columns), key=len))
         rows = constant_tensor(tuple(queries[x] for x in columns), device)
         rot_q = attention.rot_q[0][:, rows].double().reshape(attention.kv_heads, -1, attention.rot_q.shape[-1])
@@ -175,7 +219,8 @@ def plane_queries(
                     turns=split(turns),
                     counts=whole.counts,
                     logits=logits,
-                    weights=logits.masked_fill(hidden, -torch.inf).softmax(-1),
+                    weights=logits.masked_fill(hidden, -torch.inf).softmax(-1) if weighed else logits.new_empty(0),
+                    sink=whole.sink,
                 ),
             )
             first, plane = first + planes * width, plane + planes
@@ -204,11 +249,7 @@ def layer_frequencies(
         swaps = layer_swaps(attention, queries, tau=tau, sink_tokens=sink_tokens)
         heads |= {name: getattr(swaps, name).nanmean(-1) for name in SCORES}
         heads["effective_swaps"] = swaps.effective.mean(-1)
-        later = [query for query in queries if query >= sink_tokens + 2]
-        for names, skip, chosen in ((SCORES[:2], 0, queries), (SCORES[2:], sink_tokens, later)):
-            if chosen:
-                means = (x.mean(1) for x in plane_swaps(attention, chosen, tau=tau, skip=skip))
-                single |= dict(zip(names, means, strict=True))
+        single |= _mean_plane_scores(attention, queries, tau, sink_tokens)
     else:
         heads |= dict.fromkeys((*SCORES, "effective_swaps"), nothing[:, 0])
     heads |= {f"{name}_rest": values[:, planes] for name, values in single.items() if values.shape[1] > planes}

@@ -23,6 +23,12 @@ _PANEL = {"cpu": 512, "cuda": 8192}
 _HELD = 32
 """Bytes of intermediate results for each logit of a content at a position."""
 
+_FACTORS = 64
+"""Bytes of intermediate results for each key of a query, and as many for each temperature."""
+
+_PLACED = 64
+"""Bytes of intermediate results for each entry of a key, of queries at the positions of their keys and the like."""
+
 _SIDE = {"cpu": 128, "cuda": 256}
 """Largest side, in blocks, of tiles of which half is not used; larger on a GPU, where each has a launch overhead."""
 
@@ -31,10 +37,6 @@ _ALIKE = 0.9
 
 _DENSE = 1024
 """Keys up to which all swaps are computed on a GPU: to find out which of them have a weight would take longer."""
-
-
-_PLACED = 2**28
-"""Entries of queries at the positions of all keys that the kernel reads at a time."""
 
 _NEGLIGIBLE = 50.0
 """Factors of α below ``e^-50`` count as 0: products with cosines are then never subnormal numbers, which are slow."""
@@ -48,6 +50,11 @@ def takes_all(counts: tuple[int, ...], taus: tuple[float, ...], device: torch.de
     return (device.type == "cuda" and max(counts) <= _DENSE) or max(taus) * math.log(2 / scores.LEFT_OUT) >= 1
 
 
+def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether there are kernels for all swaps of keys of a dtype, without soft-cap and bias."""
+    return dtype == torch.float32 and has_triton(device)
+
+
 def dense_constants(counts: tuple[int, ...], taus: tuple[float, ...], device: torch.device) -> list[Tensor]:
     """Return the tensors that are kept for single keys and blocks of queries with some numbers of keys."""
     temperatures = (*_temperatures(taus), *_temperatures(taus[:1]))
@@ -55,9 +62,24 @@ def dense_constants(counts: tuple[int, ...], taus: tuple[float, ...], device: to
     return [*rows, constant_tensor(counts, device), *(_inverse(x, device) for x in temperatures)]
 
 
-def dense_memory(queries: int, keys: int, device: torch.device) -> int:
-    """Return an upper bound on the bytes of intermediate results of :func:`score_all_swaps`."""
-    return _HELD * min(_PANEL.get(device.type, _PANEL["cpu"]), queries * keys) ** 2 + 16 * _PLACED
+def dense_memory(queries: int, keys: int, width: int, columns: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Return an upper bound on the bytes of intermediate results of :func:`score_all_swaps`.
+
+    Args:
+        queries: Number of queries.
+        keys: Number of their keys.
+        width: Dimension of keys.
+        columns: Number of temperatures, with that of swaps without the sink.
+        device: Device of the keys.
+        dtype: Their dtype.
+    """
+    factors = _FACTORS * queries * keys * (1 + columns)
+    if has_kernels(device, dtype):
+        return factors
+    panel = _PANEL.get(device.type, _PANEL["cpu"])
+    side = min(panel, keys)
+    together = min(queries, (panel // side) ** 2)
+    return factors + together * (_HELD * side**2 + _PLACED * keys * width)
 
 
 @torch.no_grad()
@@ -74,11 +96,14 @@ def score_all_swaps(
     """
     rows, sink = query.q.shape[1], query.sink if block == 1 else 0  # longer blocks begin elsewhere without the sink
     number = len(taus) + bool(sink)
-    columns = _nothing(query, 2 * number + 1)
     blocks = Blocks.of(query, block)
-    for chosen, most in _alike([count // block for count in query.counts]):
-        index = slice(None) if len(chosen) == rows else constant_tensor(tuple(chosen), columns.device)
-        columns[:, index] = _columns(blocks, index, most, taus, sink)
+    if _is_plain(query):
+        columns = _kernel_columns(blocks, taus, sink)
+    else:
+        columns = _nothing(query, 2 * number + 1)
+        for chosen, most in _alike([count // block for count in query.counts]):
+            index = slice(None) if len(chosen) == rows else constant_tensor(tuple(chosen), columns.device)
+            columns[:, index] = _columns(blocks, index, most, taus, sink)
     s_pos, s_sym, effective = torch.split(columns, [number, number, 1], -1)
     if query.sink and not sink:
         later, _ = score_all_swaps(query.without_sink(), taus=taus[:1], block=block)
@@ -92,11 +117,24 @@ def score_all_swaps(
 
 
 @torch.no_grad()
+def score_softmax_swaps(query: QueryLogits, tau: float) -> Tensor:
+    """Return both scores from all swaps, then both from those of keys after the sink, ``(groups, rows, 4)``.
+
+    Weights are the softmax of the logits, over all keys and over those after the sink. Needs :func:`has_kernels`.
+    """
+    columns = _kernel_columns(Blocks.of(query, 1), (tau,), query.sink, softmax=True)[..., :-1]
+    number = columns.shape[-1] // 2
+    return torch.stack([columns[..., x] for x in (0, number, number - 1, -1)], -1)
+
+
+@torch.no_grad()
 def score_block_sizes(query: QueryLogits, tau: float, sizes: tuple[int, ...]) -> Tensor:
     """Return both scores from all swaps of blocks of several sizes, ``(groups, rows, 2, sizes)``.
 
     Sizes are ascending: logits of blocks follow from those of smaller ones whose size is a divisor.
     """
+    if _is_plain(query):
+        return torch.stack([_kernel_columns(Blocks.of(query, size), (tau,), 0)[..., :2] for size in sizes], -1)
     rows, columns = query.q.shape[1], _nothing(query, 2 * len(sizes))
     by_size = {size: Blocks.of(query, size) for size in sizes}
     for chosen, most in _alike(list(query.counts)):
@@ -121,7 +159,9 @@ def score_block_sizes(query: QueryLogits, tau: float, sizes: tuple[int, ...]) ->
                 of_size.append(_sums(partial(_part_of, logits), own, panel, side))
         for size, order, of_size in zip(possible, orders, sums, strict=True):
             column = sizes.index(size)
-            scores = torch.unflatten(order.scores(torch.cat(of_size, 1)), 0, (len(query.k), -1))  # (groups, rows, 2)
+            scores = torch.unflatten(
+                _scores(torch.cat(of_size, 1), order.total), 0, (len(query.k), -1)
+            )  # (groups, rows, 2)
             columns[:, index, column :: len(sizes)] = scores
     return torch.unflatten(columns, -1, (2, -1))
 
@@ -221,10 +261,11 @@ class _Order:
         """Return some of the queries."""
         return _Order(**{name: x[queries] for name, x in vars(self).items()})
 
-    def scores(self, sums: Tensor) -> Tensor:
-        """Return positional scores by temperature, then symbolic ones, from :func:`_sums`, ``(queries, columns)``."""
-        middle, apart = sums / self.total
-        return torch.cat([middle + apart, middle - apart], -1).clamp_(0, 1)
+
+def _scores(sums: Tensor, total: Tensor) -> Tensor:
+    """Return positional scores by temperature, then symbolic ones, from :func:`_sums`, ``(queries, columns)``."""
+    middle, apart = sums / total
+    return torch.cat([middle + apart, middle - apart], -1).clamp_(0, 1)
 
 
 def _columns(blocks: Blocks, rows: slice | Tensor, most: int, taus: tuple[float, ...], sink: int) -> Tensor:
@@ -239,9 +280,6 @@ def _columns(blocks: Blocks, rows: slice | Tensor, most: int, taus: tuple[float,
     """
     query, size = blocks.query, blocks.size
     order = _Order.of(blocks, rows, most, taus, sink)
-    if size == 1 and _is_plain(query):
-        scores = order.scores(_kernel_sums(query, rows, order))
-        return torch.unflatten(torch.cat([scores, order.effective[:, None]], -1), 0, (len(query.k), -1))
     keys = blocks.keys(order.order).transpose(1, 2)  # (queries, size, blocks)
     panel, side = (blocks.limit(x) for x in (_PANEL, _SIDE))
     sums = []
@@ -253,36 +291,39 @@ def _columns(blocks: Blocks, rows: slice | Tensor, most: int, taus: tuple[float,
             query.softcap,
         )
         sums.append(_sums(tokens.logits, order[part], panel, side))
-    scores = order.scores(torch.cat(sums, 1))
+    scores = _scores(torch.cat(sums, 1), order.total)
     return torch.unflatten(torch.cat([scores, order.effective[:, None]], -1), 0, (len(query.k), -1))
 
 
 def _is_plain(query: QueryLogits) -> bool:
-    """Return whether logits are products alone, of a precision and on a device that the kernel is written for."""
-    if query.bias is not None or query.softcap is not None or query.k.dtype != torch.complex64:
-        return False
-    if not has_triton(query.k.device):
-        return False
-    from wherewhat.measures.swaps.dense_cuda import WIDEST
-
-    return 2 * query.k.shape[-1] <= WIDEST
+    """Return whether logits are products alone, of a precision and on a device that the kernels are written for."""
+    plain = query.bias is None and query.softcap is None
+    return plain and has_kernels(query.k.device, query.k.dtype.to_real())
 
 
-def _kernel_sums(query: QueryLogits, rows: slice | Tensor, order: _Order) -> Tensor:
-    """Return the same as :func:`_sums`, without matrices of logits, some groups at a time."""
-    from wherewhat.measures.swaps.dense_cuda import swap_sums
+def _kernel_columns(blocks: Blocks, taus: tuple[float, ...], sink: int, *, softmax: bool = False) -> Tensor:
+    """Return the same as :func:`_columns` of all rows, without matrices of logits.
 
-    most, groups = order.order.shape[1], len(query.k)
-    contents, q, turns = to_real(query.k[:, :most]), query.q[:, rows], query.turns[:, :most].conj()
-    each = q.shape[1]
-    step = max(1, _PLACED // (each * most * contents.shape[-1]))
-    sums = []
-    for start in range(0, groups, step):
-        part = slice(start, start + step)
-        own = order[slice(start * each, (start + step) * each)]
-        placed = q[part, :, None] * (turns if len(turns) == 1 else turns[part])[:, None]
-        sums.append(swap_sums(contents[part], to_real(placed).flatten(0, 1), own.order, own.logits, own.rise, own.fall))
-    return torch.cat(sums, 1)
+    Args:
+        blocks: Keys of queries in blocks.
+        taus: Temperatures; the first one again without the sink, if there is one.
+        sink: Number of first blocks that are the sink.
+        softmax: Whether weights are the softmax of the logits, without the sink of the other logits alone.
+    """
+    from wherewhat.measures.swaps.dense_cuda import Factors, swap_sums
+
+    query = blocks.query
+    factors = Factors.of(
+        None if softmax else blocks.weights,
+        blocks.logits,
+        blocks.counts,
+        _inverse(_temperatures(taus)[bool(sink)], query.k.device),
+        sink,
+        _NEGLIGIBLE,
+    )
+    sums = swap_sums(query.q, query.k, query.turns, blocks.counts, factors, blocks.size)
+    columns = torch.cat([_scores(sums, factors.total), factors.effective[:, None]], -1)
+    return torch.unflatten(columns, 0, (len(query.k), -1))
 
 
 def _parts(

@@ -34,8 +34,14 @@ from wherewhat.measures.tensors import check_finite, check_heads, over_documents
 from wherewhat.numerics import constant_tensor
 from wherewhat.options import short_repr
 
-_HELD = 512
-"""Bytes of intermediate results for each logit of a query."""
+_HELD = 128
+"""Bytes of intermediate results for each logit of a query, without those of swaps."""
+
+_PIVOTS = 384
+"""Bytes of intermediate results of the first swaps for each logit of a query."""
+
+_FORMS = 80
+"""Bytes of intermediate results for each pair of planes of a query."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +206,13 @@ def _scored(
         return *constants, Pieces.of(counts, max(counts), device)
 
     tensors = attention.rot_q, attention.rot_k, attention.positions.to(device), rotation.frequencies(device)
-    held = _HELD * attention.heads * len(queries) * attention.m
+    number, width = attention.heads * len(queries), attention.rot_q.shape[-1]
+    held = number * (_HELD * attention.m + _FORMS * (width // 2) ** 2)
+    if dense:
+        dtype = torch.promote_types(attention.rot_q.dtype, torch.float32)
+        held += dense_memory(number, attention.m, width, len(taus) + bool(sink_tokens), device, dtype)
+    else:
+        held += _PIVOTS * number * attention.m
     (values,) = launched(
         recorded,
         *tensors,
@@ -208,7 +220,7 @@ def _scored(
             *("swaps", tuple(queries), skip, sink_tokens, taus, blocks if dense else None),
             *(attention.scale, rotation.pairing, rotation.offset, rotation.scaling),
         ),
-        held=held + dense_memory(attention.heads * len(queries), attention.m, device) if dense else held,
+        held=held,
         kept=kept,
     )
     if dense:
