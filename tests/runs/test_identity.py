@@ -937,7 +937,7 @@ def test_config_states_what_the_numbers_depend_on(asked):
 def _plan(asked):
     loaded = LastModel().loaded(asked.request.model)
     documents = [wherewhat.Document(name, TEXT * 3) for name in "ab"]
-    request = PlanRequest(choose=1, documents=1, tokens=24, window=8, sinks=1)
+    request = PlanRequest(choose=1, documents=1, selector="ranks", tokens=24, window=8, sinks=1)
     return _Planner(loaded, request, documents, asked.out, Silent()).directory.path
 
 
