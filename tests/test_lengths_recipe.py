@@ -27,7 +27,7 @@ def prepared(tmp_path_factory):
     for number, name in enumerate(("first", "second", "third")):
         words = (f"{(7 * i * (number + 2)) % 89} cats sat on mat {i % 13}." for i in range(120))
         (folder / f"{name}.txt").write_text(" ".join(words))
-    options = {"tokens": 200, "window": 20, "choose": 1, "documents": 0, "unit": "head"}
+    options = {"tokens": 200, "window": 20, "choose": 1, "documents": 0, "unit": "head", "selector": "ranks"}
     make_plan(str(model), files=(str(folder / "third.txt"),), out=folder, **options).save(folder / "plan.json")
     return folder
 

@@ -36,6 +36,8 @@ def test_plan_is_written_with_its_picture(cli, folder, words, tmp_path):
         20,
         "--budget",
         0.5,
+        "--choose",
+        2,
         "--beyond",
         "--out",
         tmp_path / "runs",
@@ -53,12 +55,12 @@ def test_plan_is_written_with_its_picture(cli, folder, words, tmp_path):
     assert statistics["metadata"]["num_traces"] == 2  # the documents for choosing
     assert "layer01_head03" in statistics["stats"]
     figure = pareto_figure(plan)
-    assert {trace.name for trace in figure.data} == {"ranks", "mass", "random"}
+    assert {trace.name for trace in figure.data} == {"auto", "mass", "random"}
 
 
 @pytest.mark.slow
 def test_curves_print_areas(cli, folder, words, tmp_path):
-    options = ("--tokens", 200, "--window", 20, "--budget", 0.5, "--choose", 1, "--documents", 2)
+    options = ("--tokens", 200, "--window", 20, "--budget", 0.5, "--choose", 2, "--documents", 2)
     outcome = cli("plan", folder, "--text", words, *options, "--beyond", "--curves", "--greedy", "--out", tmp_path)
     assert outcome.code == 0, outcome.err
     assert "areas under the curves: means over all shares" in " ".join(outcome.out.split())
@@ -80,7 +82,7 @@ def test_wrong_input_is_one_line(cli, folder, words):
         (("--budget", 2), "--budget is 2: a share is from 0 to 1, such as 0.25"),
         (("--budget", 0.5, "--min-found", 0.5), "--budget and --min-found were both given"),
         (("--tokens", 60), "texts of 60 tokens are within the window of 64 keys and 4 first ones"),
-        (("--text", words / "0.txt"), "a plan needs 2 documents for choosing and 3 others for measuring"),
+        (("--text", words / "0.txt"), "a plan needs 4 documents for choosing and 3 others for measuring"),
     ):
         outcome = cli("plan", folder, *arguments)
         assert outcome.code == 2

@@ -12,12 +12,13 @@ from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.plans import planner
 from wherewhat.plans.costs import PlanOutcome, measure_plan
-from wherewhat.plans.planner import better_selector, make_plan
+from wherewhat.plans.planner import better_selector, make_plan, rank_selectors
 from wherewhat.plans.request import PlanRequest
-from wherewhat.plans.selectors import SELECTORS
+from wherewhat.plans.selectors import CANDIDATES, PLACED, SELECTORS
 
 TEXTS = [tokens(200, seed=seed)[0].tolist() for seed in range(5)]
 SMALL = {"tokens": 200, "window": 20, "sinks": 3, "beyond": True}
+RANKS = {"selector": "ranks", **SMALL}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def model():
 
 
 def test_plan_of_a_budget(model, tmp_path, monkeypatch):
-    plan = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, **SMALL)
+    plan = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, **RANKS)
     assert plan.share == 0.25
     assert sum(map(len, plan.full.values())) == 2
     assert plan.provenance["chosen_on"] == ["ids-1", "ids-2"]
@@ -41,7 +42,7 @@ def test_plan_of_a_budget(model, tmp_path, monkeypatch):
     # Nothing is measured again.
     monkeypatch.setattr(planner, "measure_plan", None)
     monkeypatch.setattr(planner, "document_scores", None)
-    again = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, **SMALL)
+    again = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, **RANKS)
     assert again.full == plan.full
     assert again.provenance["curve"] == plan.provenance["curve"]
 
@@ -49,7 +50,7 @@ def test_plan_of_a_budget(model, tmp_path, monkeypatch):
 def test_equal_choices_are_measured_once(model, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(planner, "measure_plan", lambda *a, **kw: calls.append(a) or measure_plan(*a, **kw))
-    plan = make_plan(model, budget=0.03, texts=TEXTS[:3], out=tmp_path, documents=1, **SMALL)  # of 8 groups
+    plan = make_plan(model, budget=0.03, texts=TEXTS[:3], out=tmp_path, documents=1, **RANKS)  # of 8 groups
     assert len(calls) == 2  # all groups and none
     rises = {row["selector"]: row["rise"] for row in plan.provenance["curve"] if row["share"] < 0.1}
     assert rises["ranks"] == rises["mass"] == rises["random"] == rises["none"]
@@ -58,11 +59,11 @@ def test_equal_choices_are_measured_once(model, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_any_budget_selector_and_family(model, tmp_path):
     for budget, kept in ((0.0, 0), (1 / 3, 3), (1.0, 8)):
-        plan = make_plan(model, budget=budget, texts=TEXTS, out=tmp_path, compare=(), **SMALL)
+        plan = make_plan(model, budget=budget, texts=TEXTS, out=tmp_path, compare=(), **RANKS)
         assert sum(map(len, plan.full.values())) == kept
         assert plan.provenance["outcome"]["share"] == budget
     assert make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, selector="random", **SMALL).share == 0.25
-    assert make_plan(tiny("bloom"), budget=0.25, texts=TEXTS, out=tmp_path, **SMALL).share == 0.25
+    assert make_plan(tiny("bloom"), budget=0.25, texts=TEXTS, out=tmp_path, **RANKS).share == 0.25
 
 
 def _row(selector, part, rise, share=0.5, half=0.05):
@@ -89,14 +90,76 @@ def test_a_plan_names_the_better_selector(model, tmp_path, monkeypatch):
     other = _row("mass", 1.0, 0.01)
     other["rise"] |= {"low": 0.0, "high": 0.02}
     monkeypatch.setattr(planner, "better_selector", lambda *_: other)
-    plan = make_plan(model, budget=0.5, texts=TEXTS[:3], out=tmp_path, documents=1, compare=(), **SMALL)
+    plan = make_plan(model, budget=0.5, texts=TEXTS[:3], out=tmp_path, documents=1, compare=(), **RANKS)
     advice = "mass finds 100 ± 5 % at this share, and the loss rises by 0.010 ± 0.010: use --selector mass."
     assert plan.provenance["sentence"].endswith(f"The selector {advice}")
 
 
+def test_auto_takes_the_selector_that_costs_least_on_other_documents(model, tmp_path, monkeypatch):
+    """Costs are those of a loop over documents, each with the scores of the others."""
+    options = {"texts": TEXTS[:4], "out": tmp_path, "documents": 1, "compare": (), "choose": 3, **SMALL}
+    plan = make_plan(model, budget=0.25, **options)
+    auto = plan.provenance["auto"]
+    assert {row["selector"] for row in auto} == set(CANDIDATES)
+    assert plan.provenance["selector"] == auto[0]["selector"]
+    assert f"The selector is {auto[0]['selector']}: " in plan.provenance["sentence"]
+    assert {row["selector"] for row in plan.provenance["curve"]} == {"auto", "all", "none"}
+    proof, costs = prove(model), {name: [] for name in ("mass", "output")}
+    for index in range(3):
+        ids = torch.tensor(TEXTS[index])[None]
+        others = [text for place, text in enumerate(TEXTS[:3]) if place != index]
+        base = measure_plan(model, proof, ids, {}, window=20, sinks=3)
+        for name in costs:
+            chosen = make_plan(model, budget=0.25, texts=others, out=tmp_path, selector=name, documents=0, **SMALL)
+            full = {layer: chosen.full_heads(layer) for layer in chosen.layers}
+            own = measure_plan(model, proof, ids, full, window=20, sinks=3)
+            costs[name].append(own.loss - base.loss + base.found - own.found)
+    for name, expected in costs.items():
+        cost = next(row["cost"]["mean"] for row in auto if row["selector"] == name)
+        assert cost == pytest.approx(sum(expected) / 3, abs=1e-9)
+    # Nothing is measured again, and the plan is that of its selector.
+    monkeypatch.setattr(planner, "measure_plan", None)
+    assert make_plan(model, budget=0.25, **options).provenance["auto"] == auto
+    monkeypatch.undo()
+    named = make_plan(model, budget=0.25, **options | {"selector": auto[0]["selector"]})
+    assert named.full == plan.full
+
+
+def test_ties_go_to_ranks():
+    ranks = [1.0, 2.0, 3.0]
+    for others, first in (
+        ({"mass": [1.0, 2.0, 3.0]}, "ranks"),  # equal
+        ({"mass": [0.9, 1.7, 2.9], "output": [0.95, 2.0, 3.0]}, "mass"),
+        ({"mass": [-3.0, 2.0, 3.9]}, "ranks"),  # better in one document alone
+        ({"mass": [1.1, 2.1, 3.1]}, "ranks"),
+    ):
+        rows = rank_selectors({"ranks": ranks, **others})
+        assert rows[0]["selector"] == first
+        means = [row["cost"]["mean"] for row in rows[1:]]
+        assert means == sorted(means)
+
+
+def test_plan_of_layers(model, tmp_path):
+    options = {"texts": TEXTS[:3], "out": tmp_path, "unit": "layer", "documents": 1, **RANKS}
+    plan = make_plan(model, budget=0.5, **options)
+    assert sorted(plan.full.values()) == [(), (), (0,), (0,)]
+    assert all(len(set(plan.full_heads(layer))) == 1 for layer in plan.layers)
+    assert {"interleaved", "ends"} <= {row["selector"] for row in plan.provenance["curve"]}
+    assert plan.cache_share(200) == pytest.approx((2 * 200 + 2 * 23) / 800)
+    loaded = Plan.load(plan.save(tmp_path / "plan.json"))
+    assert (loaded.full, loaded.unit) == (plan.full, "layer")
+    plan.save_pattern(tmp_path / "pattern")
+    rows = (tmp_path / "pattern" / "full_attention_heads.tsv").read_text().split("\n")[:-1]
+    assert [tuple(float(x) > 0.5 for x in row.split("\t")) for row in rows] == [
+        tuple(plan.full_heads(layer)[::2]) for layer in range(4)
+    ]
+    ends = make_plan(model, budget=0.5, **options | {"selector": "ends"})
+    assert (ends.full, ends.scores) == ({0: (0,), 1: (), 2: (), 3: (0,)}, {})
+
+
 def test_plan_without_measuring_it(model, tmp_path, monkeypatch):
     monkeypatch.setattr(planner, "measure_plan", None)
-    plan = make_plan(model, budget=0.5, texts=TEXTS[:2], out=tmp_path, unit="head", documents=0, **SMALL)
+    plan = make_plan(model, budget=0.5, texts=TEXTS[:2], out=tmp_path, unit="head", documents=0, **RANKS)
     assert sum(map(len, plan.full.values())) == 8
     assert (plan.provenance["outcome"], plan.provenance["curve"], plan.provenance["evaluated_on"]) == (None, [], [])
     assert plan.provenance["sentence"].endswith("keys; what this costs was not measured and is unknown.")
@@ -116,8 +179,8 @@ def test_interrupted_plans_are_resumed(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(planner, "measure_plan", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        make_plan(model, budget=0.5, texts=TEXTS, out=tmp_path, **SMALL)
-    make_plan(model, budget=0.5, texts=TEXTS, out=tmp_path, **SMALL)
+        make_plan(model, budget=0.5, texts=TEXTS, out=tmp_path, **RANKS)
+    make_plan(model, budget=0.5, texts=TEXTS, out=tmp_path, **RANKS)
     per_document = 2 + 2 + 2  # unchanged, none; two shares of the selector below 1; two others
     assert len(measured) == 10 + 2 * per_document
 
@@ -127,8 +190,8 @@ def test_all_selectors_with_costs_by_head(model, tmp_path):
     measured = {"costs": True, "greedy": True, "curves": True}
     plan = make_plan(model, budget=0.25, texts=TEXTS, out=tmp_path, unit="head", selector="costs", **measured, **SMALL)
     assert plan.unit == "head"
-    assert {row["selector"] for row in plan.provenance["curve"]} == {"all", "none", *SELECTORS}
-    assert {row["selector"] for row in plan.provenance["areas"]["rows"]} == set(SELECTORS)
+    assert {row["selector"] for row in plan.provenance["curve"]} == {"all", "none", *SELECTORS} - {*PLACED}
+    assert {row["selector"] for row in plan.provenance["areas"]["rows"]} == set(SELECTORS) - {*PLACED}
     assert plan.provenance["areas"]["reference"] == "greedy"
     assert plan.provenance["areas"]["shares"] == [0.1, 0.125, 0.25, 0.5]
 
@@ -172,7 +235,7 @@ def test_greedy_choices_are_resumed_and_equal_whole_passes(model, tmp_path, monk
 
 @pytest.mark.slow
 def test_goals(model, tmp_path, monkeypatch):
-    plan = make_plan(model, max_rise=5.0, texts=TEXTS, out=tmp_path, **SMALL)
+    plan = make_plan(model, max_rise=5.0, texts=TEXTS, out=tmp_path, **RANKS)
     assert plan.share == pytest.approx(0.05, abs=0.1)
     assert "On the documents for choosing the rise was" in plan.provenance["sentence"]
 
@@ -182,9 +245,9 @@ def test_goals(model, tmp_path, monkeypatch):
     monkeypatch.setattr(planner, "measure_plan", poor)
     nearest = "the nearest keeps 90%, with a rise of 1.000 nats and 50% of the retrieval"
     with pytest.raises(MeasureError, match=nearest):
-        make_plan(model, max_rise=0.5, texts=TEXTS, out=tmp_path / "rise", **SMALL)
+        make_plan(model, max_rise=0.5, texts=TEXTS, out=tmp_path / "rise", **RANKS)
     with pytest.raises(MeasureError, match=nearest):
-        make_plan(model, min_found=0.9, texts=TEXTS, out=tmp_path / "found", **SMALL)
+        make_plan(model, min_found=0.9, texts=TEXTS, out=tmp_path / "found", **RANKS)
 
 
 def test_wrong_requests(subtests):
@@ -200,7 +263,9 @@ def test_wrong_requests(subtests):
         ({"selector": "greedy"}, "needs measured costs of each choice: add --greedy"),
         ({"documents": -1}, "--documents is -1"),
         ({"documents": 0, "curves": True}, "--curves measures selectors, but --documents is 0"),
-        ({"unit": "layer"}, "choose group or head"),
+        ({"unit": "layers"}, "choose group, layer or head"),
+        ({"selector": "ends"}, "the selector ends chooses whole layers: add --unit layer"),
+        ({"choose": 1}, "but --choose is 1: give 2 or more, or name a --selector"),
     ):
         with subtests.test(options=options), pytest.raises(ConfigError, match=message):
             PlanRequest(**options)
@@ -208,10 +273,10 @@ def test_wrong_requests(subtests):
 
 def test_wrong_inputs(model, tmp_path):
     with pytest.raises(TextError, match="2 documents for choosing and 3 others for measuring, but there are 4"):
-        make_plan(model, texts=TEXTS[:4], out=tmp_path, **SMALL)
+        make_plan(model, texts=TEXTS[:4], out=tmp_path, **RANKS)
     with pytest.raises(ConfigError, match="there is no option 'budge' of a plan: did you mean 'budget'"):
         make_plan(model, texts=TEXTS, out=tmp_path, budge=0.2)
     with pytest.raises(MeasureError, match="has no layer with full attention: there is nothing to plan"):
-        make_plan(tiny("mistral"), texts=TEXTS, out=tmp_path, **SMALL)
+        make_plan(tiny("mistral"), texts=TEXTS, out=tmp_path, **RANKS)
     with pytest.raises(MeasureError, match="there is no distance curve"):
         make_plan(tiny("bloom"), texts=TEXTS, out=tmp_path, selector="distance", **SMALL)

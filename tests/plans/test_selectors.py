@@ -20,6 +20,7 @@ from wherewhat.plans.selectors import (
     document_scores,
     induction_scores,
     output_scores,
+    placed_layers,
     random_scores,
     rank_scores,
     unit_scores,
@@ -138,9 +139,20 @@ def test_choice_takes_the_largest_scores_of_all_layers():
 def test_scores_of_groups():
     layers = {0: LayerHeads(4, 2)}
     scores = {0: torch.tensor([1.0, 2.0, -1.0, 5.0])}
-    assert unit_scores(scores, layers, "head", summed=True) == scores
+    assert torch.equal(unit_scores(scores, layers, "head", summed=True)[0], scores[0])
     assert unit_scores(scores, layers, "group", summed=True)[0].tolist() == [3.0, 4.0]
     assert unit_scores(scores, layers, "group", summed=False)[0].tolist() == [2.0, 5.0]
     drawn = random_scores(layers, 0)[0]
     assert drawn[0] == drawn[1]
     assert not torch.equal(drawn, random_scores(layers, 1)[0])
+
+
+def test_layers_by_their_place():
+    def kept(selector, count, layers=range(6)):
+        choice = placed_layers(selector, layers, count / 6)
+        return [layer for layer, units in choice.items() if units]
+
+    assert [kept("interleaved", count) for count in range(4)] == [[], [3], [1, 4], [1, 3, 5]]
+    assert [kept("ends", count) for count in range(5)] == [[], [0], [0, 5], [0, 1, 5], [0, 1, 4, 5]]
+    assert kept("interleaved", 6) == kept("ends", 6) == list(range(6))
+    assert kept("ends", 2, (2, 3, 5, 8, 9, 11)) == [2, 11]  # the others have a window of their own

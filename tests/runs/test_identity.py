@@ -937,7 +937,7 @@ def test_config_states_what_the_numbers_depend_on(asked):
 def _plan(asked):
     loaded = LastModel().loaded(asked.request.model)
     documents = [wherewhat.Document(name, TEXT * 3) for name in "ab"]
-    request = PlanRequest(choose=1, documents=1, tokens=24, window=8, sinks=1)
+    request = PlanRequest(choose=1, documents=1, selector="ranks", tokens=24, window=8, sinks=1)
     return _Planner(loaded, request, documents, asked.out, Silent()).directory.path
 
 
@@ -1047,7 +1047,7 @@ def test_reports_claims_and_plans_are_measured_anew(asked):
         lambda **again: wherewhat.make_report([model], texts=texts, tokens=16, out=asked.out, **again),
         lambda **again: wherewhat.judge_claims(model, claims=[1], texts=texts, tokens=16, out=asked.out, **again),
         lambda **again: wherewhat.make_plan(
-            model, texts=texts, choose=2, documents=0, tokens=24, window=8, sinks=1, out=asked.out, **again
+            model, texts=texts, selector="ranks", documents=0, tokens=24, window=8, sinks=1, out=asked.out, **again
         ),
     ):
         earlier = times()

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -17,8 +17,10 @@ from wherewhat.errors import ConfigError, MeasureError, one_line
 from wherewhat.files import make_folder, parse_object, readable_json, write_file
 from wherewhat.imports import require
 
-Unit = Literal["group", "head"]
-"""What a plan chooses: whole key-value groups, whose cache can be dropped, or single query heads."""
+Unit = Literal["group", "head", "layer"]
+"""What a plan chooses: whole key-value groups, whose cache can be dropped, single query heads, or whole layers."""
+
+UNITS: tuple[Unit, ...] = get_args(Unit)
 
 _VERSION = 1
 _SAMPLES = 64
@@ -38,8 +40,8 @@ class LayerHeads:
     groups: int
 
     def units(self, unit: Unit) -> int:
-        """Return the number of groups or heads."""
-        return self.groups if unit == "group" else self.heads
+        """Return the number of groups or heads, or 1 for the whole layer."""
+        return {"group": self.groups, "head": self.heads, "layer": 1}[unit]
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,9 @@ class Plan:
         window: Number of last keys that limited heads see, that of the query included.
         sinks: Number of first keys that they see.
         layers: Numbers of heads by layer.
-        full: Groups or heads that see everything, by layer.
+        full: Groups or heads that see everything, by layer; ``(0,)`` for a layer that is chosen as a whole.
         unit: What ``full`` lists.
-        scores: Scores by which they were chosen, one per group or head, by layer; empty if unknown.
+        scores: Scores by which they were chosen, one per unit, by layer; empty if unknown.
         provenance: Where the plan comes from and what it costs: JSON values.
     """
 
@@ -73,8 +75,8 @@ class Plan:
     def __post_init__(self) -> None:
         """Check the values."""
         _check_types(self)
-        if self.unit not in ("group", "head"):
-            raise ConfigError(f"unit is {_shown(self.unit)}: a plan chooses group or head")
+        if self.unit not in UNITS:
+            raise ConfigError(f"unit is {_shown(self.unit)}: a plan chooses group, head or layer")
         if self.window < 1 or self.sinks < 0:
             raise ConfigError(
                 f"window={self.window} and sinks={self.sinks}: give a window of 1 or more, sinks of 0 or more"
@@ -99,7 +101,7 @@ class Plan:
                 )
 
     def _units(self, layer: int) -> int:
-        """Return the number of groups or heads of a layer; 0 if it is not planned."""
+        """Return the number of units of a layer; 0 if it is not planned."""
         return self.layers[layer].units(self.unit) if layer in self.layers else 0
 
     def __repr__(self) -> str:
@@ -108,7 +110,7 @@ class Plan:
 
     @property
     def share(self) -> float:
-        """Share of groups or heads that see everything."""
+        """Share of groups, heads or layers that see everything."""
         total = sum(layer.units(self.unit) for layer in self.layers.values())
         return sum(map(len, self.full.values())) / max(1, total)
 
@@ -116,9 +118,9 @@ class Plan:
         """Return for each query head of a layer whether it sees everything; empty for layers that are not planned."""
         if layer not in self.layers:
             return ()
-        heads, groups = self.layers[layer].heads, self.layers[layer].groups
+        heads = self.layers[layer].heads
         chosen = set(self.full.get(layer, ()))
-        size = 1 if self.unit == "head" else heads // groups
+        size = heads // self._units(layer)
         return tuple(head // size in chosen for head in range(heads))
 
     def cache_share(self, tokens: int) -> float:
@@ -231,7 +233,7 @@ class Plan:
 
         DuoAttention compares them with 0.5 in the dtype of the model, in which numbers nearer to 0.5 could equal it.
         """
-        if self.unit != "group":
+        if self.unit == "head":
             raise ConfigError(
                 "a pattern of DuoAttention lists key heads, and this plan lists query heads: use unit=group"
             )
@@ -243,10 +245,14 @@ class Plan:
         pattern = [[0.0] * count.groups for _, count in sorted(self.layers.items())]
         for full, lowest in ((False, 0.0), (True, 0.6)):
             units = [
-                (self.scores[layer][group] if self.scores.get(layer) else 0.0, layer, group)
+                (
+                    self.scores[layer][group * self._units(layer) // count.groups] if self.scores.get(layer) else 0.0,
+                    layer,
+                    group,
+                )
                 for layer, count in sorted(self.layers.items())
                 for group in range(count.groups)
-                if (group in self.full.get(layer, ())) == full
+                if self.full_heads(layer)[group * count.heads // count.groups] == full
             ]
             for place, (_, layer, group) in enumerate(sorted(units), 1):
                 pattern[layer][group] = lowest + 0.4 * place / len(units)

@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import operator
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from wherewhat.boundary import output_file, output_folder
 from wherewhat.caches.plan import LayerHeads, Plan, fingerprint, plannable
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
-from wherewhat.measures.statistics import Interval, in_words
+from wherewhat.measures.statistics import Interval, in_words, interval
 from wherewhat.models.loaded import LoadedModel, evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked, nearest
@@ -34,7 +35,9 @@ from wherewhat.plans.costs import (
 )
 from wherewhat.plans.request import PlanRequest
 from wherewhat.plans.selectors import (
+    CANDIDATES,
     DRAWS,
+    PLACED,
     RANKED,
     SCORED,
     Selector,
@@ -43,6 +46,7 @@ from wherewhat.plans.selectors import (
     document_scores,
     greedy_counts,
     greedy_scores,
+    placed_layers,
     random_scores,
     rank_scores,
     unit_scores,
@@ -62,8 +66,14 @@ _REVISION = 2
 _GRID = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
 """Shares among which the smallest that reaches a goal is searched."""
 
+_AUTO_SHARES = (0.1, 0.25, 0.5)
+"""Shares at which ``auto`` compares selectors where several are asked for, or a goal determines the share."""
+
 _SUMMED: tuple[Selector, ...] = ("output", "costs")
 """Selectors whose scores are costs, which add up over the heads of a group."""
+
+_Choice = Mapping[int, tuple[int, ...]]
+"""Units that see the whole text, by layer."""
 
 _Numbers = Mapping[str, float | Mapping[int, Tensor]]
 """Numbers of one document by metric: of the model as a whole, or of heads by layer."""
@@ -108,11 +118,11 @@ def make_plan(
     progress, out = progress or Silent(), output_folder(out, name="--out", writable=False)
     if triattention is not None:
         triattention = output_file(triattention, name="--triattention")
-    needed = request.choose + request.documents
+    needed = request.choosing + request.documents
     documents = list(texts) if texts is not None else read_documents(files)
     if len(documents) < needed:
         raise TextError(
-            f"a plan needs {request.choose} documents for choosing and {request.documents} others for measuring, but "
+            f"a plan needs {request.choosing} documents for choosing and {request.documents} others for measuring, but "
             f"there are {len(documents)}: give more texts, or fewer with --choose and --documents"
         )
     progress.say(f"loading {model.model}")
@@ -142,8 +152,8 @@ class _Planner:
             for document in documents
         }
         self.documents = documents
-        self.choosing = [document.name for document in documents[: request.choose]]
-        self.evaluating = [document.name for document in documents[request.choose :]]
+        self.choosing = [document.name for document in documents[: request.choosing]]
+        self.evaluating = [document.name for document in documents[request.choosing :]]
         self.keys: list[str] = []
         self.outcomes: dict[Any, PlanOutcome] = {}
         config: dict[str, Any] = {
@@ -167,12 +177,11 @@ class _Planner:
         with self.directory.lock(on_wait=self.progress.say):
             if again:
                 self.directory.clear()
-            scores = self._scores()
-            units = {
-                name: unit_scores(x, self.layers, self.request.unit, summed=name in _SUMMED)
-                for name, x in scores.items()
-            }
-            share, note = self._share(units[self.request.selector])
+            units, by_document = self._scores()
+            auto = self._auto(by_document) if "auto" in self.request.selectors else None
+            if auto is not None:
+                units["auto"] = units[auto[0]["selector"]]
+            share, note = self._share(units)
             outcomes = self._outcomes(units, share) if self.evaluating else []
             self.directory.finish(self.keys, provenance=model_provenance(self.loaded, self.documents))
         rows, base = outcome_curve(outcomes) if outcomes else ([], None)
@@ -181,6 +190,8 @@ class _Planner:
         if own is None and rows:  # all or nothing
             own = next(row for row in rows if row["share"] == share)
         sentence = describe_plan(self.request, share, own, base, len(self.evaluating))
+        if auto is not None and selector == "auto":
+            sentence += f" {describe_choice(auto, len(self.choosing))}"
         better = better_selector(rows, own) if own is not None else None
         if better is not None:
             sentence += (
@@ -193,12 +204,13 @@ class _Planner:
             window=self.request.keys,
             sinks=self.request.sinks,
             layers=self.layers,
-            full=chosen(units[selector], share),
+            full=self._choices(units, selector, share)[0],
             unit=self.request.unit,
-            scores={layer: tuple(x.tolist()) for layer, x in units[selector].items()},
+            scores={layer: tuple(x.tolist()) for layer, x in units.get(selector, {}).items()},
             provenance={
                 "sentence": f"{sentence}{note}",
-                "selector": selector,
+                "selector": auto[0]["selector"] if auto is not None and selector == "auto" else selector,
+                "auto": auto,
                 "share": share,
                 "tokens": self.request.tokens,
                 "weights": self.loaded.weights,
@@ -234,14 +246,15 @@ class _Planner:
             self.directory.save(key, scores, document=name, seconds=time.perf_counter() - started)
         return self.directory.part(key)
 
-    def _scores(self) -> dict[Selector, dict[int, Tensor]]:
-        """Return the scores of heads by selector, mean over the documents for choosing."""
+    def _scores(self) -> tuple[dict[Selector, dict[int, Tensor]], dict[Selector, list[dict[int, Tensor]]]]:
+        """Return the scores of units by selector, from the mean over the documents for choosing; and those of each."""
         request = self.request
-        wanted = [name for name in SCORED if name in request.selectors or request.costs]
-        if "ranks" in request.selectors:
-            rotating = any(layer.rotation is not None for layer in self.proof.layout.layers)
-            ranked = [name for name in RANKED if rotating or name != "distance"]
-            wanted = [name for name in SCORED if name in (*wanted, *ranked)]
+        needed = {*request.selectors, *(CANDIDATES if "auto" in request.selectors else ())}
+        rotating = any(layer.rotation is not None for layer in self.proof.layout.layers)
+        if "auto" in needed and not rotating:
+            needed -= {"distance"} - {request.selector}
+        ranked = [name for name in RANKED if "ranks" in needed and (rotating or name != "distance")]
+        wanted = [name for name in SCORED if name in needed or name in ranked or request.costs]
 
         def compute(name: str) -> _Numbers:
             scores = document_scores(
@@ -267,16 +280,51 @@ class _Planner:
         means = {selector: _mean(each) for selector, each in by_selector.items()}
         if request.costs:
             means["combined"] = combined_scores([means[name] for name in SCORED], means["costs"])
-        if "ranks" in request.selectors:
+        if ranked:
             means["ranks"] = rank_scores([means[name] for name in ranked])
         if request.selector == "random":
             means["random"] = random_scores(self.layers, 0)
         if request.greedy:
             counts = self.progress.track(greedy_counts(self.layers, request.unit), "greedy rounds")
             means["greedy"] = greedy_scores(self.layers, request.unit, counts, self._additions)
-        return means
+        return self._units(means), by_selector
 
-    def _additions(self, full: Mapping[int, tuple[int, ...]]) -> dict[int, Tensor]:
+    def _units(self, scores: Mapping[Selector, Mapping[int, Tensor]]) -> dict[Selector, dict[int, Tensor]]:
+        """Return scores of units from those of heads."""
+        unit = self.request.unit
+        return {name: unit_scores(x, self.layers, unit, summed=name in _SUMMED) for name, x in scores.items()}
+
+    def _auto(self, by_document: Mapping[Selector, Sequence[Mapping[int, Tensor]]]) -> list[dict[str, Any]]:
+        """Compare the cheap selectors on the documents for choosing, each with scores of the others.
+
+        Returns:
+            ``selector`` and ``cost`` of each, the one to take first: rise of the loss plus lost retrieval, nats, with
+            the interval over documents. Others are in the order of their costs.
+        """
+        request = self.request
+        several = request.share is None or request.curves
+        shares = [x for x in (_AUTO_SHARES if several else (request.share or 0.0,)) if 0 < x < 1]
+        ranked = [by_document[name] for name in RANKED if name in by_document]
+        names = [name for name in CANDIDATES if name in by_document or name == "ranks"]
+
+        def compute(name: str) -> _Numbers:
+            others = [index for index, other in enumerate(self.choosing) if other != name]
+            means = {x: _mean([by_document[x][index] for index in others]) for x in names if x != "ranks"}
+            units = self._units(means | {"ranks": rank_scores([_mean([x[i] for i in others]) for x in ranked])})
+            base = self._measured(name, None)
+            costs = {}
+            for selector in names:
+                each = [self._measured(name, chosen(units[selector], share)) for share in shares]
+                costs[f"cost_{selector}"] = sum(x.loss - base.loss + base.found - x.found for x in each) / max(
+                    1, len(each)
+                )
+            return costs
+
+        tracked = self.progress.track(self.choosing, "choice of a selector")
+        stored = [self._part(f"auto:{name}", name, compute).whole for name in tracked]
+        return rank_selectors({selector: [x[f"cost_{selector}"] for x in stored] for selector in names})
+
+    def _additions(self, full: _Choice) -> dict[int, Tensor]:
         """Return how much the cost falls if a unit is added to a choice, mean over the documents for choosing."""
         request = self.request
         count = sum(map(len, full.values()))
@@ -333,7 +381,7 @@ class _Planner:
         stored = [self._part(f"costs:{name}", name, compute) for name in self.choosing]
         return [_sums(document, "rise_window", "lost_window") for document in stored]
 
-    def _share(self, scores: Mapping[int, Tensor]) -> tuple[float, str]:
+    def _share(self, units: Mapping[Selector, Mapping[int, Tensor]]) -> tuple[float, str]:
         """Return the share to keep: the given one, or the smallest that reaches the goals on documents for choosing."""
         request = self.request
         if request.share is not None:
@@ -342,7 +390,8 @@ class _Planner:
 
         def reaches(share: float) -> bool:
             def compute(name: str) -> _Numbers:
-                base, own = self._measured(name, None), self._measured(name, chosen(scores, share))
+                choice = self._choices(units, request.selector, share)[0]
+                base, own = self._measured(name, None), self._measured(name, choice)
                 numbers = {"loss": base.loss, "found": base.found, "loss_goal": own.loss, "found_goal": own.found}
                 return {f"{metric}_{share:g}": x for metric, x in numbers.items()}
 
@@ -369,12 +418,23 @@ class _Planner:
         rise, part = known[share]
         return share, f" On the documents for choosing the rise was {rise:.3f} nats, and {part:.0%} was retrieved."
 
-    def _full_heads(self, full: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[bool, ...]]:
+    def _choices(
+        self, units: Mapping[Selector, Mapping[int, Tensor]], selector: Selector, share: float
+    ) -> list[_Choice]:
+        """Return what a selector chooses: one choice, or several random ones."""
+        if selector in PLACED:
+            return [placed_layers(selector, self.layers, share)]
+        if selector != "random":
+            return [chosen(units[selector], share)]
+        draws = range(DRAWS if self.request.curves else 1)
+        return [chosen(self._units({"random": random_scores(self.layers, seed)})["random"], share) for seed in draws]
+
+    def _full_heads(self, full: _Choice) -> dict[int, tuple[bool, ...]]:
         """Return for each query head whether it sees everything, by layer, from a choice of units."""
         plan = Plan("", "", self.request.keys, self.request.sinks, self.layers, full, self.request.unit)
         return {layer: plan.full_heads(layer) for layer in self.layers}
 
-    def _measured(self, name: str, full: Mapping[int, tuple[int, ...]] | None) -> PlanOutcome:
+    def _measured(self, name: str, full: _Choice | None) -> PlanOutcome:
         """Return loss and retrieval of a document with a choice of units; None for the unchanged model.
 
         Selectors and shares that choose the same units are measured once.
@@ -391,15 +451,9 @@ class _Planner:
     def _outcomes(self, units: Mapping[Selector, Mapping[int, Tensor]], share: float) -> list[dict[str, float]]:
         """Return loss and gain of each document for evaluation, by selector and share."""
         request = self.request
-        draws = DRAWS if request.curves else 1
-        random = [
-            unit_scores(random_scores(self.layers, seed), self.layers, request.unit, summed=False)
-            for seed in range(draws)
-        ]
-        cells: dict[str, list[dict[int, tuple[int, ...]]]] = {"none_0": [dict.fromkeys(self.layers, ())]}
+        cells: dict[str, list[_Choice]] = {"none_0": [dict.fromkeys(self.layers, ())]}
         for selector, shares in request.shares(share).items():
-            ranked = random if selector == "random" else [units[selector]]
-            cells |= {f"{selector}_{kept!r}": [chosen(scores, kept) for scores in ranked] for kept in shares}
+            cells |= {f"{selector}_{kept!r}": self._choices(units, selector, kept) for kept in shares}
         plans = 1 + len({tuple(sorted(choice.items())) for choices in cells.values() for choice in choices})
 
         def compute(name: str) -> _Numbers:
@@ -428,6 +482,33 @@ def _sums(scores: Scores, first: str, other: str) -> dict[int, Tensor]:
 def _mean(scores: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
     """Return the mean over documents of scores of heads, by layer."""
     return {layer: torch.stack([layers[layer].double() for layers in scores]).mean(0) for layer in scores[0]}
+
+
+def rank_selectors(costs: Mapping[Selector, Sequence[float]]) -> list[dict[str, Any]]:
+    """Return selectors with their mean costs over documents and intervals, the one to take first.
+
+    That is the one with the lowest mean. If its advantage over ``ranks`` is at most the standard error of the
+    differences between them on the same documents, it is ``ranks``.
+    """
+    order = sorted(costs, key=lambda name: (statistics.fmean(costs[name]), name != "ranks"))
+    gains = list(map(operator.sub, costs["ranks"], costs[order[0]]))
+    if statistics.fmean(gains) <= statistics.stdev(gains) / len(gains) ** 0.5:
+        order = ["ranks", *(name for name in order if name != "ranks")]
+    rows = []
+    for name in order:
+        estimate = interval(costs[name])
+        rows.append({"selector": name, "cost": {"mean": estimate.mean, "low": estimate.low, "high": estimate.high}})
+    return rows
+
+
+def describe_choice(auto: Sequence[Mapping[str, Any]], documents: int) -> str:
+    """Return in one sentence which selector was taken, and its costs beside those of the others."""
+    costs = [f"{row['selector']} {with_interval(row['cost'])}" for row in auto]
+    others = f"; {', '.join(costs[1:])}" if costs[1:] else ""
+    return (
+        f"The selector is {auto[0]['selector']}: rise of the loss plus lost retrieval on the {documents} documents for "
+        f"choosing, each with scores of the others, nats: {costs[0]}{others}."
+    )
 
 
 def with_interval(row: Mapping[str, float | None], *, percent: bool = False) -> str:

@@ -31,16 +31,19 @@ class PlanRequest:
     min_found: float | None = option(
         None, "Instead: the smallest share that keeps this part of the retrieval, such as 0.95.", metavar="PART"
     )
-    choose: int = option(2, "Number of documents on which heads are scored.")
+    choose: int | None = option(
+        None, "Number of documents on which heads are scored (default: 2; with the selector auto 4)."
+    )
     documents: int = option(3, "Number of other documents on which the plan is measured; 0 for none.")
     tokens: int = option(512, "Tokens of each document.")
     window: int | None = option(None, "Last keys that limited heads see (default: tokens / 16, at least 64).")
     sinks: int = option(4, "First keys that limited heads see.")
-    unit: Unit = option("group", "group (heads that share keys) or head (single query heads, for analysis).")
+    unit: Unit = option("group", "group (heads that share keys), layer, or head (single query heads, for analysis).")
     selector: Selector = option(
-        "ranks",
-        "How heads are ranked: ranks, symbolic, distance, output, induction, mass, random; with --costs also costs and "
-        "combined, with --greedy also greedy.",
+        "auto",
+        "How heads are ranked: ranks, symbolic, distance, output, induction, mass, random; auto takes the one of them "
+        "that costs least on the documents for choosing; with --costs also costs and combined, with --greedy also "
+        "greedy, of layers also interleaved and ends.",
     )
     compare: tuple[Selector, ...] = ("mass", "random")
     curves: bool = option(False, "Measure all selectors at several shares (slow).")
@@ -67,20 +70,28 @@ class PlanRequest:
             raise ConfigError(f"--max-rise is {self.max_rise:g}: give a rise of the loss above 0 nats, such as 0.02")
         if self.min_found is not None and not 0 < self.min_found <= 1:
             raise ConfigError(f"--min-found is {self.min_found:g}: give a part above 0 and up to 1, such as 0.95")
-        from wherewhat.plans.selectors import SELECTORS  # imports torch, which other requests do not need
+        from wherewhat.plans.selectors import PLACED, SELECTORS  # imports torch, which other requests do not need
 
         for selector in (self.selector, *self.compare):
             if selector not in SELECTORS:
                 raise ConfigError(f"there is no selector '{selector}': {nearest(selector, SELECTORS)}")
         for name, least in (("choose", 1), ("documents", 0), ("sinks", 0), ("tokens", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"--{name} is {getattr(self, name)}: at least {least} is needed")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"--{name} is {value}: at least {least} is needed")
         check_at_most(MOST_TOKENS, **{"--tokens": self.tokens, "--window": self.window, "--sinks": self.sinks})
         check_at_most(MOST_DOCUMENTS, **{"--choose": self.choose, "--documents": self.documents})
         if self.curves and self.documents == 0:
             raise ConfigError("--curves measures selectors, but --documents is 0: at least 1 is needed")
-        if self.unit not in ("group", "head"):
-            raise ConfigError(f"--unit is {self.unit!r}: choose group or head")
+        from wherewhat.caches.plan import UNITS
+
+        if self.unit not in UNITS:
+            raise ConfigError(f"--unit is {self.unit!r}: choose group, layer or head")
+        if self.selector == "auto" and self.choosing < 2:
+            raise ConfigError(
+                "the selector auto measures each document for choosing with scores of the others, but --choose is 1: "
+                "give 2 or more, or name a --selector"
+            )
         if self.window is not None and self.window < 1:
             raise ConfigError(f"--window is {self.window}: at least 1 is needed")
         if self.tokens <= self.keys + self.sinks:
@@ -90,6 +101,9 @@ class PlanRequest:
             )
         if {"costs", "combined"} & set(self.selectors) and not self.costs:
             raise ConfigError("the selectors costs and combined need the costs of single heads: add --costs")
+        placed = [name for name in (self.selector, *self.compare) if name in PLACED]
+        if placed and self.unit != "layer":
+            raise ConfigError(f"the selector {placed[0]} chooses whole layers: add --unit layer")
         if "greedy" in self.selectors and not self.greedy:
             raise ConfigError("the selector greedy needs measured costs of each choice: add --greedy")
 
@@ -99,6 +113,11 @@ class PlanRequest:
         return max(64, self.tokens // 16) if self.window is None else self.window
 
     @property
+    def choosing(self) -> int:
+        """The number of documents for choosing."""
+        return self.choose or (4 if self.selector == "auto" else 2)
+
+    @property
     def share(self) -> float | None:
         """The share to keep; None if goals determine it."""
         goals = self.max_rise is not None or self.min_found is not None
@@ -106,12 +125,14 @@ class PlanRequest:
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
-        """All selectors to evaluate, the default one first."""
-        from wherewhat.plans.selectors import SELECTORS
+        """All selectors to evaluate, that of the plan first."""
+        from wherewhat.plans.selectors import PLACED, SELECTORS
 
-        slow = {"costs": self.costs, "combined": self.costs, "greedy": self.greedy}
-        known = [name for name in SELECTORS if slow.get(name, True)]
-        asked = [name for name in ("greedy",) if self.greedy]
+        layers = self.unit == "layer"
+        possible = {"costs": self.costs, "combined": self.costs, "greedy": self.greedy, "auto": self.choosing > 1}
+        possible |= dict.fromkeys(PLACED, layers)
+        known = [name for name in SELECTORS if possible.get(name, True)]
+        asked = [name for name in ("greedy", *PLACED) if possible[name]]
         return tuple(dict.fromkeys((self.selector, *(known if self.curves else [*self.compare, *asked]))))
 
     def shares(self, share: float) -> dict[Selector, list[float]]:

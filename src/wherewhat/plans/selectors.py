@@ -25,17 +25,30 @@ from wherewhat.measures.tensors import centred_ranks, per_query_head, rotates
 from wherewhat.measures.variants import DEPTHS, RUN
 
 Selector = Literal[
-    "ranks", "symbolic", "distance", "output", "induction", "mass", "combined", "costs", "greedy", "random"
+    "auto",
+    "ranks",
+    "symbolic",
+    "distance",
+    "output",
+    "induction",
+    "mass",
+    "combined",
+    "costs",
+    "greedy",
+    "random",
+    "interleaved",
+    "ends",
 ]
 """How heads are ranked.
 
-``ranks``: sum of the ranks by ``symbolic`` and ``distance``. ``symbolic``: symbolic minus positional score.
-``distance``: one minus the area under the cumulative sum of its distance curve. ``output``: first-order estimate of
-what limiting the head costs: the gradient of the loss with respect to its output, times the change of the output.
-``induction``: attention to tokens after earlier occurrences of the query's token. ``mass``: attention beyond the
-window. ``combined``: regression of the measured costs on the ranks of the others. ``costs``: measured cost of limiting
-the head alone. ``greedy``: order in which heads or groups are added, those first that lower the measured cost of the
-plan most. ``random``: random numbers."""
+``auto``: by the one of :data:`CANDIDATES` whose plans cost least on the documents for choosing. ``ranks``: sum of the
+ranks by ``symbolic`` and ``distance``. ``symbolic``: symbolic minus positional score. ``distance``: one minus the area
+under the cumulative sum of its distance curve. ``output``: first-order estimate of what limiting the head costs: the
+gradient of the loss with respect to its output, times the change of the output. ``induction``: attention to tokens
+after earlier occurrences of the query's token. ``mass``: attention beyond the window. ``combined``: regression of the
+measured costs on the ranks of the others. ``costs``: measured cost of limiting the head alone. ``greedy``: order in
+which heads or groups are added, those first that lower the measured cost of the plan most. ``random``: random numbers.
+``interleaved`` and ``ends``, of whole layers: those at equal intervals, and the first and last ones."""
 
 SELECTORS: tuple[Selector, ...] = get_args(Selector)
 
@@ -44,6 +57,12 @@ SCORED: tuple[Selector, ...] = ("symbolic", "distance", "output", "induction", "
 
 RANKED: tuple[Selector, ...] = ("symbolic", "distance")
 """Selectors whose ranks are summed."""
+
+CANDIDATES: tuple[Selector, ...] = ("ranks", *SCORED)
+"""Selectors among which ``auto`` chooses: those that need no measured costs of heads."""
+
+PLACED: tuple[Selector, ...] = ("interleaved", "ends")
+"""Selectors of whole layers by their place alone."""
 
 ROUNDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75)
 """Shares after which the greedy selector measures again."""
@@ -281,10 +300,8 @@ def random_scores(layers: Mapping[int, LayerHeads], seed: int) -> dict[int, Tens
 
 
 def unit_scores(scores: HeadScores, layers: Mapping[int, LayerHeads], unit: Unit, *, summed: bool) -> dict[int, Tensor]:
-    """Return scores of heads or of groups: the sum over a group's heads for costs, else the largest."""
-    if unit == "head":
-        return dict(scores)
-    grouped = {layer: scores[layer].view(count.groups, -1) for layer, count in layers.items()}
+    """Return scores of heads, groups or layers: the sum over their heads for costs, else the largest."""
+    grouped = {layer: scores[layer].view(count.units(unit), -1) for layer, count in layers.items()}
     return {layer: x.sum(1) if summed else x.amax(1) for layer, x in grouped.items()}
 
 
@@ -296,3 +313,15 @@ def chosen(scores: HeadScores, share: float) -> dict[int, tuple[int, ...]]:
     count = round(share * len(listed))
     kept = sorted(listed, key=lambda row: (-row[0], row[1], row[2]))[:count]
     return {layer: tuple(sorted(unit for _, own, unit in kept if own == layer)) for layer in scores}
+
+
+def placed_layers(selector: Selector, layers: Iterable[int], share: float) -> dict[int, tuple[int, ...]]:
+    """Return a share of the layers by their place, as :func:`chosen` does by scores: see :data:`PLACED`."""
+    ordered = sorted(layers)
+    count = round(share * len(ordered))
+    if selector == "ends":
+        first = (count + 1) // 2
+        kept = [*ordered[:first], *ordered[len(ordered) - (count - first) :]]
+    else:
+        kept = [ordered[(2 * index + 1) * len(ordered) // (2 * count)] for index in range(count)]
+    return {layer: (0,) if layer in kept else () for layer in ordered}
