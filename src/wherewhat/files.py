@@ -357,7 +357,7 @@ def plain_json(value: JSON, *, at: str = "config") -> JSON:
             raise ConfigError(f"{at} is {value!r}: give a finite number, or null for none")
         return value
     if isinstance(value, str):
-        if any("\ud800" <= character <= "\udfff" for character in value):
+        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
             raise ConfigError(f"{at} is {value!r}: it holds a lone surrogate, give valid Unicode text")
         return value
     if isinstance(value, Mapping):

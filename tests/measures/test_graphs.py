@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from types import SimpleNamespace as Namespace
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -40,6 +41,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(graphs, "_Graph", Graph)
     monkeypatch.setattr(graphs, "_Pool", Pool)
     monkeypatch.setattr(graphs, "_entries", {})
+    monkeypatch.setattr(graphs, "_pools", WeakValueDictionary())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)

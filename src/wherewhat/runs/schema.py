@@ -371,7 +371,7 @@ def _check_name(name: str) -> None:
     document, layer, curve = ["", "", "", *name.rsplit("/", 2)][-3:]
     if not (document and curve and (layer == "-" or layer.isdecimal())):
         raise StoreError(f"the curve name {name!r} is not <document>/<layer>/<curve>: use profile_name()")
-    if any("\ud800" <= character <= "\udfff" for character in name):
+    if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
         raise StoreError(f"the curve name {name!r} is not valid Unicode: rename the document")
 
 
