@@ -19,6 +19,7 @@ from wherewhat.boundary import shown
 from wherewhat.cli import options
 from wherewhat.cli.claims import claims
 from wherewhat.cli.compare import compare
+from wherewhat.cli.head import head
 from wherewhat.cli.options import Given, collect, with_fields
 from wherewhat.cli.plan import plan
 from wherewhat.cli.report import export, report
@@ -185,6 +186,7 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
     commands: dict[str, tuple[str, Callable[..., Any] | Measurement]] = {
         "report": ("Start here", report),
         "check": ("Start here", check),
+        "head": ("Start here", head),
         "plan": ("Start here", plan),
         "claims": ("Start here", claims),
         # Panels of the help are in the order of their first commands.

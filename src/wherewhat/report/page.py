@@ -95,6 +95,19 @@ def result_page(data: dict[str, Any]) -> Report:
     return Report("result", data, body="result.html", scripts=scripts)
 
 
+def attention_page(data: dict[str, Any]) -> str:
+    """Return the page of attention on texts, from :class:`wherewhat.report.attention_view.AttentionView`."""
+    scripts = ("tools", "charts", "downloads", "matrix", "state", "attention")
+    return whole_page(
+        title="wherewhat: attention",
+        body=asset("attention.html"),
+        style=asset("page.css") + asset("attention.css"),
+        scripts=[asset(f"{name}.js") for name in scripts],
+        data=data,
+        plotly=False,
+    )
+
+
 def comparison_page(comparison: RunComparison) -> str:
     """Return the page of a comparison. Names of models and documents are in the data only, see :meth:`Report.html`."""
     groups = within_ranges(comparison.groups)
@@ -161,10 +174,12 @@ def asset(name: str) -> str:
     return (files("wherewhat.report") / "assets" / name).read_text("utf-8")
 
 
-def whole_page(*, title: str, body: str, style: str, scripts: Iterable[str], data: Any, charts: Any) -> str:
+def whole_page(
+    *, title: str, body: str, style: str, scripts: Iterable[str], data: Any, charts: Any = None, plotly: bool = True
+) -> str:
     """Return a page in the common frame: shared and own style and script, plotly.js, data and charts as plain JSON.
 
-    All scripts are put into one function, so that their names are local. Arrays of charts that are part of the data
+    A page without charts needs no ``plotly``. All scripts are put into one function, so that their names are local. Arrays of charts that are part of the data
     are stored as their path there.
     """
     code = "\n".join([asset("elements.js"), *scripts])
@@ -172,7 +187,7 @@ def whole_page(*, title: str, body: str, style: str, scripts: Iterable[str], dat
         "TITLE": title,
         "STYLE": asset("base.css") + style,
         "BODY": body,
-        "PLOTLY": _in_script(plotly_js()),
+        "PLOTLY": _in_script(plotly_js()) if plotly else "",
         "DATA": script_json(data),
         "FIGURES": script_json({"dark": DARK, "charts": referenced(charts, data)}),
         "SCRIPT": _in_script(f'"use strict";\n(() => {{\n{code}\n}})();'),

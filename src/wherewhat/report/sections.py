@@ -33,7 +33,7 @@ from wherewhat.report.data import (
     summary_json,
     terms,
 )
-from wherewhat.report.excerpt import Excerpt
+from wherewhat.report.excerpt import REPEATED_NAME, Excerpt
 from wherewhat.report.figures import figure, pareto_figure
 from wherewhat.report.run_sections import bands, controlled_distance, lengths, perturbation, swaps
 from wherewhat.report.telling import telling_heads
@@ -56,7 +56,8 @@ def head_records(
     """Return for each layer and head the data of its panel.
 
     Each has the logit of its sink, its planes, the mean distance curve over documents with half the width of its
-    interval, and for each drawn document its logits and its curves, so that ``a[i-j] + b[i] + c[j]`` is the fit.
+    interval, and for each drawn document its logits and its curves, so that ``a[i-j] + b[i] + c[j]`` is the fit. The
+    last of them are the repeated random tokens, which have no curves.
     ``a`` is stored as its difference to the mean curve, plus the number ``level``; the logits of further documents as
     their difference to the fit, which eight bits represent well.
     """
@@ -75,6 +76,8 @@ def head_records(
         ]
         for head, (record, of_head) in enumerate(zip(listed, _documents(runs, excerpt, layer, distances), strict=True)):
             record |= of_head
+            if excerpt.repeated is not None:
+                record["documents"].append({"map": packed(excerpt.repeated.logits[layer][head], bits=16)})
             if layer in excerpt.sinks:
                 record["sink"] = rounded(excerpt.sinks[layer][head])
         records.append(listed)
@@ -168,7 +171,11 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         "turns": turns_per_token(runs, layers),
         "texts": [
             {"document": printable(document), "tokens": passage.tokens}
-            for document, passage in zip(first.documents, excerpt.passages, strict=False)
+            for document, passage in zip(
+                [*first.documents[: len(excerpt.passages)], REPEATED_NAME],
+                [*excerpt.passages, *([] if excerpt.repeated is None else [excerpt.repeated])],
+                strict=False,
+            )
         ],
         "distance": section("distance", controlled_distance),
         "perturbation": section("perturb", perturbation),

@@ -11,6 +11,8 @@ const VIEWS = {
 };
 const record = () => data.records[chosen.layer][chosen.head];
 const passage = () => data.texts[chosen.document];
+// The document whose curves are drawn: repeated random tokens have none.
+const fitted = () => (record().documents[chosen.document].a ? chosen.document : 0);
 // A lower triangle, row after row, as a matrix.
 function square(values) {
   const size = Math.floor(Math.sqrt(2 * values.length));
@@ -155,7 +157,7 @@ let keyTerms = [];
 // The elements of a text stay while heads change, and only their colours are set.
 function writeText() {
   const packed = chosen.document ? record().documents[chosen.document].c : record().key;
-  keyTerms = packed ? unpack(packed).map((x) => x ?? 0) : passage().tokens.slice(0, 48).map(() => 0);
+  keyTerms = packed ? unpack(packed).map((x) => x ?? 0) : passage().tokens.slice(0, decoded().real.length).map(() => 0);
   const pieces = passage().tokens.slice(0, keyTerms.length);
   const place = by("text");
   if (writeText.of !== passage() || place.children.length !== pieces.length) {
@@ -171,7 +173,7 @@ function writeText() {
   });
 }
 function writeView() {
-  const views = Object.keys(VIEWS).filter((view) => record().mean || ["pattern", "logits"].includes(view));
+  const views = Object.keys(VIEWS).filter((view) => record().documents[chosen.document].a || ["pattern", "logits"].includes(view));
   if (!views.includes(chosen.view)) chosen.view = "pattern";
   fill(by("view"), views.map((view) => [view, { where: "where: distance term a", what: "what: key term c" }[view] ?? view]));
   by("view").value = chosen.view;

@@ -9,12 +9,12 @@ function redrawPanel() {
 function drawCurve() {
   if (!record().mean) return void Plotly.purge(by("curve"));
   const { mean, half, documents } = record();
-  const [middle, reach, away] = [unpack(mean), half && unpack(half), unpack(documents[chosen.document].a)];
+  const [middle, reach, away] = [unpack(mean), half && unpack(half), unpack(documents[fitted()].a)];
   const x = data.distances.slice(0, middle.length);
   const y = middle.map((value, d) => (value === null || away[d] === null ? null : value + away[d]));
   const bound = (sign) => middle.map((value, d) => (value === null || reach[d] === null ? null : value + sign * reach[d]));
   const { data: [thin, below, above, line], layout } = modelCharts().curve;
-  const traces = [{ ...thin, x, y, name: plain(passage().document) }];
+  const traces = [{ ...thin, x, y, name: plain(data.texts[fitted()].document) }];
   if (reach) {
     const [low, high] = [bound(-1), bound(1)];
     traces.push({ ...below, x, y: low }, { ...above, x, y: high }, { ...line, x, y: middle, meta: { low, high } });
@@ -88,8 +88,8 @@ function writePanel() {
 function writeNotes() {
   const { documents, tokens } = data.sizes.axes ?? {};
   by("curve-note").textContent = !documents ? "Not measured." : documents === 1
-    ? `Of one document of ${tokens} tokens, ${passage().document}.`
-    : `Mean over ${documents} documents of ${tokens} tokens with its 95 % interval over documents; thin: ${passage().document} alone.`;
+    ? `Of one document of ${tokens} tokens, ${data.texts[fitted()].document}.`
+    : `Mean over ${documents} documents of ${tokens} tokens with its 95 % interval over documents; thin: ${data.texts[fitted()].document} alone.`;
   const of = (name) => (sizeOf(name) ? `On ${sizeOf(name)}.` : "");
   by("planes-note").textContent = of(record().share ? "planes" : "heads");
   by("place-note").textContent = [isScored() ? "The star is this head." : "", sinkMarks(), of("heads")].filter(Boolean).join(" ");

@@ -1,0 +1,220 @@
+"""``wherewhat head``: what one head does, and its attention on a prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from wherewhat.cli import options
+from wherewhat.cli.options import with_fields
+from wherewhat.cli.tables import Table, print_line
+from wherewhat.errors import ConfigError, WherewhatError, printable
+from wherewhat.progress import TerminalProgress
+from wherewhat.runs.request import ModelRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from wherewhat.models.loaded import LoadedModel
+    from wherewhat.report.attention_view import Portraits
+    from wherewhat.text.documents import Document
+
+_Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="smollm2 (embedded), a Hugging Face id, a folder (model or LoRA adapter), or a .gguf file."
+    ),
+]
+_Head = Annotated[str, typer.Argument(metavar="HEAD", help="Layer and head, such as L17H3.")]
+_Prompt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help="Text to show its attention on (default: embedded prose, and random tokens that come twice)."
+    ),
+]
+_File = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        parser=options.file_to_write("--file"),
+        help="The page's file (default: head-MODEL-HEAD.html in --out).",
+    ),
+]
+
+_MEASURED = {"queries": 8, "taus": (), "blocks": ()}
+"""Options of the short measurement of ``heads``: a portrait needs no sensitivity curves."""
+
+_MEASURED_TOKENS = 256
+"""Tokens of prose of the short measurement."""
+
+_SHADES, _PLAIN_SHADES = " ░▒▓█", " .:*#"
+"""Characters of the pattern, for equal steps of the square root of the weight, so that small weights are seen."""
+
+_LABEL = 12
+"""Columns of the token in front of a row of the pattern."""
+
+_QUERIES, _KEYS = 10, 3
+"""Queries of the table of attended tokens, and keys of each."""
+
+
+@with_fields(ModelRequest, leave_out=("model",))
+def head(
+    model: _Model,
+    head: _Head,
+    prompt: _Prompt = None,
+    file: _File = None,
+    out: options.Out = options.DEFAULT_OUT,
+    **fields: Any,
+) -> None:
+    """Show what one head does: a sentence with its numbers, its attention on a prompt, and an interactive page.
+
+    The numbers are those of the largest finished run of `wherewhat heads` of the same model in --out; without one the
+    prompt, or 256 tokens of embedded prose, are measured now. The page has all heads of the model and opens offline.
+    """
+    progress = TerminalProgress()
+    progress.say(f"loading {model}")  # before torch is imported
+    from wherewhat.captures.proof import prove
+    from wherewhat.files import config_hash, run_folder_name
+    from wherewhat.report import attention_view as view
+    from wherewhat.runs.request import document_length
+    from wherewhat.runs.subject import load_model
+    from wherewhat.text.documents import Document, clean
+
+    place = view.parse_head(head)
+    if prompt is not None and not prompt.strip():
+        raise ConfigError("--prompt is empty: give a text, or leave it out for embedded prose")
+    given = None if prompt is None else Document("prompt", clean(prompt, where="--prompt"))
+    loaded = load_model(ModelRequest(model=model, **fields), say=progress.say)
+    proof = prove(loaded.model)
+    counts = view.head_counts(proof)
+    view.check_head(loaded.name, counts, place)
+    texts = view.default_texts(loaded) if given is None else [given]
+    tokens = view.default_tokens(loaded) if given is None else view.MOST_TOKENS
+    portraits = _portraits(loaded, given, out=out, progress=progress)
+    longest = max(document_length(loaded, text) for text in texts)
+    # A long text does not fit into a page of all heads.
+    fits = view.shown_rows(sum(counts.values()), len(texts)) >= min(longest, tokens)
+    shown = view.view_attention(
+        loaded,
+        texts,
+        head=place,
+        layers=None if fits else [place[0]],
+        portraits=None if isinstance(portraits, str) else portraits,
+        proof=proof,
+        tokens=tokens,
+    )
+    key = config_hash({"model": loaded.weights_hash, "texts": [text.sha256 for text in texts]})
+    name = run_folder_name(f"head-{loaded.name}-L{place[0]}H{place[1]}", key)
+    path = shown.save(file or out / f"{name}.html")
+
+    console = Console()
+    print_line(console, f"{loaded.name}, layer {place[0]}, head {place[1]}", style="bold")
+    if isinstance(portraits, str):
+        print_line(console, f"No portrait: {portraits}", wrap=True)
+    else:
+        sentence = portraits.sentences.get(place, "No portrait: the head has no scores.")
+        print_line(console, sentence, wrap=True)
+        print_line(console, portraits.source, wrap=True, style="dim")
+    for note in shown.notes:
+        print_line(console, note, wrap=True)
+    if not fits:
+        print_line(console, f"The page has layer {place[0]} only: all layers are too large on so many tokens.", wrap=True)
+    for text, passage in shown.passages.items():
+        pattern = shown.pattern(*place, text)
+        print_line(console, "")
+        plain = not console.encoding.lower().startswith("utf")
+        print_line(console, f"{text}: queries from top to bottom, keys from left to right", style="bold")
+        print_line(console, _legend(plain), style="dim")
+        for line in pattern_lines(pattern, passage.tokens, width=min(console.width, 80), plain=plain):
+            print_line(console, line)
+        console.print(attended_table(pattern, passage.tokens))
+    print_line(console, path)
+
+
+def _portraits(
+    loaded: LoadedModel, given: Document | None, *, out: Path, progress: TerminalProgress
+) -> Portraits | str:
+    """Return portraits of a finished run in ``out``, else of a short measurement; or why there are none."""
+    from wherewhat.report.attention_view import Portraits, heads_run
+    from wherewhat.report.result import measure
+
+    run = heads_run(out, loaded)
+    if run is not None:
+        return Portraits.of(run, where=f"Measured earlier ({run.directory.path})")
+    progress.say("measuring scores and patterns of all heads on this text")
+    chosen: dict[str, Any] = {"documents": 1, "tokens": _MEASURED_TOKENS} if given is None else {"texts": [given]}
+    try:
+        result = measure("heads", loaded, **chosen, **_MEASURED, out=out if given is None else None, progress=progress)
+    except WherewhatError as error:  # a prompt of a few tokens
+        return str(error)
+    return Portraits.of(result.stored, where="Measured now")
+
+
+def _legend(plain: bool) -> str:
+    """Return the least weight of every character."""
+    shades = (_PLAIN_SHADES if plain else _SHADES)[1:]
+    least = ((number + 0.5) / len(shades) for number in range(len(shades)))
+    return ", ".join(f"{shade} from {x * x:.0%}" for shade, x in zip(shades, least, strict=True))
+
+
+def token_label(token: str, *, most: int = _LABEL - 1) -> str:
+    """Return a token on one line: printable, with visible spaces, cut to ``most`` characters."""
+    label = printable(token.replace("\n", "⏎").replace(" ", "·"))
+    return label if len(label) <= most else f"{label[: most - 1]}…"
+
+
+def pattern_lines(weights: Tensor, tokens: Sequence[str], *, width: int, plain: bool = False) -> list[str]:
+    """Return a pattern ``(n, n)`` drawn with characters: a line for two queries, a column for each key.
+
+    A character stands for several cells where there are too many, and shows the largest. Each line begins with its
+    first query.
+    """
+    import torch
+
+    n = len(weights)
+    step = -(-n // max(1, width - _LABEL))
+    pooled = torch.nn.functional.max_pool2d(
+        weights[None].double(), (2 * step, step), stride=(2 * step, step), ceil_mode=True
+    )[0]
+    shades = _PLAIN_SHADES if plain else _SHADES
+    levels = (pooled.clamp(0, 1).sqrt() * (len(shades) - 1)).round().int().tolist()
+    lines = []
+    for row, codes in enumerate(levels):
+        # Keys after the last query of the row do not exist.
+        last = min(n - 1, 2 * step * (row + 1) - 1) // step
+        drawn = "".join(shades[code] for code in codes[: last + 1])
+        lines.append(f"{token_label(tokens[2 * step * row]):>{_LABEL - 1}} {drawn}".rstrip())
+    return lines
+
+
+def attended_table(weights: Tensor, tokens: Sequence[str]) -> Table:
+    """Return the queries whose attention to one key stands out most, and the last one, with their most attended keys.
+
+    Attention stands out where it exceeds the mean of all queries that see the key, so that a key to which all queries
+    attend counts little.
+    """
+    import torch
+
+    n = len(weights)
+    mean = weights.sum(0) / torch.arange(n, 0, -1, dtype=weights.dtype)
+    excess = (weights - mean).tril().amax(-1)
+    excess[0] = -1  # the first token has no other key
+    chosen = sorted({*excess.topk(min(_QUERIES - 1, n)).indices.tolist(), n - 1})
+    table = Table(caption=f"The queries whose attention to a key stands out most, and the last of {n} tokens.")
+    table.add_column("query", justify="right")
+    table.add_column("its attention: key (tokens back), share")
+    for query in chosen:
+        shares, keys = weights[query].topk(min(_KEYS, query + 1))
+        listed = (
+            f"{token_label(tokens[key])} ({query - key}) {share:.0%}"
+            for share, key in zip(shares.tolist(), keys.tolist(), strict=True)
+            if share >= 0.005
+        )
+        table.add_row(escape(token_label(tokens[query])), escape("   ".join(listed)))
+    return table
