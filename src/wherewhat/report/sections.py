@@ -35,7 +35,7 @@ from wherewhat.report.data import (
 )
 from wherewhat.report.excerpt import REPEATED_NAME, Excerpt
 from wherewhat.report.figures import figure, pareto_figure
-from wherewhat.report.run_sections import bands, controlled_distance, lengths, perturbation, swaps
+from wherewhat.report.run_sections import bands, controlled_distance, lengths, perturbation, roles, swaps
 from wherewhat.report.telling import telling_heads
 from wherewhat.rules.captions import captions
 from wherewhat.rules.claims.claim import number_words, verdict_words
@@ -96,8 +96,7 @@ def _documents(runs: Runs, excerpt: Excerpt, layer: int, distances: Sequence[int
             {"documents": [{"map": packed(x[head], bits=b)} for x, b in zip(logits, bits, strict=True)]}
             for head in range(len(logits[0]))
         ]
-    near = [distance for distance in distances if distance < max(curve.shape[1] for curve in curves)]
-    centred, levels = centred_curves(curves, near)
+    centred, levels = _centred(curves, distances)
     mean, half = band(centred)
     listed: list[dict[str, Any]] = [{"mean": packed(curve, bits=16), "documents": []} for curve in mean]
     for document, values in enumerate(logits):
@@ -119,6 +118,33 @@ def _documents(runs: Runs, excerpt: Excerpt, layer: int, distances: Sequence[int
             if not document:
                 record["key"] = packed(c[head], bits=8)
                 record |= {"half": packed(half[head], bits=8)} if len(curves) > 1 else {}
+    return listed
+
+
+def _centred(curves: Sequence[Tensor], distances: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return distance curves as :func:`centred_curves` does, at the distances that the longest of them has."""
+    longest = max(curve.shape[1] for curve in curves)
+    return centred_curves(curves, [distance for distance in distances if distance < longest])
+
+
+def control_curves(
+    runs: Runs, layers: Sequence[int], distances: Sequence[int]
+) -> dict[str, list[list[dict[str, Any]] | None]]:
+    """Return for each control model, by layer, the mean distance curve of every head with its interval's half width."""
+    listed: dict[str, list[list[dict[str, Any]] | None]] = {}
+    for weights, run in runs.weights("axes").items():
+        if weights == runs.own:
+            continue
+        by_layer = listed.setdefault(weights, [])
+        for layer in layers:
+            every = [run.curve(layer, "a", document=document) for document in range(len(run.documents))]
+            curves = [curve for curve in every if curve is not None]
+            if not curves:
+                by_layer.append(None)
+                continue
+            mean, half = band(_centred(curves, distances)[0])
+            reach = [{"half": packed(curve, bits=8)} if len(curves) > 1 else {} for curve in half]
+            by_layer.append([{"mean": packed(curve, bits=8), **of} for curve, of in zip(mean, reach, strict=True)])
     return listed
 
 
@@ -145,6 +171,8 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
 
     summary, scores = summarise(runs), section("heads", lambda run: swaps(run, layers))
     telling, without = telling_heads(scores, excerpt, layers)
+    heads = {weights: run for weights, run in runs.weights("heads").items() if "s_pos" in run.head_metrics}
+    controls = {weights: swaps(run, layers) for weights, run in heads.items() if weights != runs.own}
     return {
         "model": {
             "unmeasured": [],
@@ -165,8 +193,10 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         "sizes": sizes(runs),
         "terms": terms(runs),
         "metrics": metric_tables(runs, layers),
-        "swaps": scores,
+        "swaps": None if scores is None else {**scores, "controls": controls},
+        "roles": roles(heads, layers),
         "records": head_records(runs, excerpt, layers, distances),
+        "control_curves": control_curves(runs, layers, distances),
         "distances": distances,
         "turns": turns_per_token(runs, layers),
         "texts": [

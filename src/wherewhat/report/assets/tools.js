@@ -1,13 +1,22 @@
 // Text of models and documents is inserted with textContent and plain(), never as HTML.
 const all = stored;
 let data = all.models[0];
-const chosen = { model: 0, layer: 0, head: 0, metric: 0, weights: data.model.weights, keys: "", labels: new Set(), search: "", view: "pattern", document: 0, theme: "" };
+const chosen = { model: 0, layer: 0, head: 0, metric: 0, weights: data.model.weights, keys: "", labels: new Set(), search: "", order: { id: "head", down: false }, beside: null, view: "pattern", document: 0, theme: "" };
 
 // The charts of the chosen model.
 const modelCharts = () => CHARTS.models[chosen.model];
 
 // Scores and labels of heads: without the sink, or of all keys as in the papers.
 const swapsOf = (model) => (chosen.keys === "all" ? model.swaps.all_keys : model.swaps);
+// Those of the chosen weights, which the panel shows; undefined where they were not measured.
+const chosenSwaps = () => {
+  const swaps = chosen.weights === data.model.weights ? data.swaps : data.swaps?.controls[chosen.weights];
+  return chosen.keys === "all" ? swaps?.all_keys : swaps ?? undefined;
+};
+
+const defined = (values) => (values ?? []).flat().filter((x) => x !== null && x !== undefined);
+// Steps down and to the right of the arrow keys, on a map whose first layer is at the bottom.
+const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0] };
 
 function fill(select, pairs) {
   select.replaceChildren();
