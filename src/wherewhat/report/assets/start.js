@@ -24,7 +24,8 @@ function writeContents() {
   by("contents").replaceChildren();
   for (const section of document.querySelectorAll("main > section:not([hidden])")) {
     const entry = make(by("contents"), "li");
-    make(entry, "a", section.querySelector("h2").textContent, { href: `#${section.id}` });
+    const { dataset, textContent } = section.querySelector("h2");
+    make(entry, "a", dataset.short ?? textContent, { href: `#${section.id}` });
     if (section.id === "others") listOthers(entry);
   }
 }
