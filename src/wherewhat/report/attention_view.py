@@ -26,6 +26,7 @@ from wherewhat.report.data import packed, rounded
 from wherewhat.report.excerpt import REPEATED, Passage, lower_logits, repeated_tokens, text_pieces
 from wherewhat.report.page import attention_page, write_page
 from wherewhat.report.result import Result
+from wherewhat.report.run_sections import roles
 from wherewhat.report.telling import attention_weights
 from wherewhat.rules.roles import Place, portraits
 from wherewhat.runs.directory import RunDirectory
@@ -41,6 +42,9 @@ MOST_TOKENS = 512
 MOST_LOGITS = 3_000_000
 """Logits that a page holds at most, all heads and texts together; two bytes each make a page of 8 MB."""
 
+_WEIGHTS = "shown"
+"""Name of the model's weights in the data of a page, which has no others."""
+
 _HEAD = re.compile(r"[Ll](\d{1,6})[Hh](\d{1,6})")
 
 
@@ -49,19 +53,24 @@ class Portraits:
     """Sentences about heads, and what they rest on.
 
     Attributes:
-        sentences: One for each head.
+        run: The run of ``heads`` that they are of.
         source: The documents that they were measured on, in words.
     """
 
-    sentences: Mapping[Place, str]
+    run: StoredRun
     source: str
+
+    @cached_property
+    def sentences(self) -> dict[Place, str]:
+        """One sentence for each head."""
+        return portraits(self.run)
 
     @classmethod
     def of(cls, run: StoredRun, *, where: str = "") -> Portraits:
         """Return the portraits of a run of ``heads``; ``where`` names the run."""
         tokens, names = run.directory.config.get("tokens"), ", ".join(map(printable, run.documents))
         size = f"{counted(len(run.documents), 'document')}{f' of {tokens} tokens' if tokens else ''}"
-        return cls(portraits(run), f"{where or 'Measured'} on {size}: {names}.")
+        return cls(run, f"{where or 'Measured'} on {size}: {names}.")
 
 
 class AttentionView:
@@ -142,14 +151,12 @@ class AttentionView:
         """Return what the page shows, as a report stores it of one model."""
         heads, known = self.heads, self.portraits
         model = {
-            "model": {"name": self.name, "weights": "", "layers": list(heads), "heads": list(heads.values())},
+            "model": {"name": self.name, "weights": _WEIGHTS, "layers": list(heads), "heads": list(heads.values())},
             "records": [[self._record(layer, head) for head in range(count)] for layer, count in heads.items()],
             "texts": [
                 {"document": printable(name), "tokens": passage.tokens} for name, passage in self.passages.items()
             ],
-            "portraits": None
-            if known is None
-            else [[known.sentences.get((layer, head)) for head in range(count)] for layer, count in heads.items()],
+            "roles": None if known is None else roles({_WEIGHTS: known.run}, list(heads)),
             "metrics": [],
             "swaps": None,
         }

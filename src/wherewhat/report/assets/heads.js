@@ -2,8 +2,6 @@
 const COLUMNS = ["r", "unique_a", "unique_c", "previous_token", "induction", "sink_mass", "entropy"];
 const labelIn = (swaps, l, h) => (swaps && swaps.label[l] ? swaps.codes[swaps.label[l][h]] ?? "" : "");
 const labelOf = (l, h) => labelIn(data.swaps && swapsOf(data), l, h);
-// Roles and portrait of a head, of the model itself or a control model.
-const portraitOf = (l, h, weights = data.model.weights) => data.roles?.heads[weights]?.[l]?.[h];
 // Names by which heads are filtered: patterns such as induction, and the label of the chosen version.
 const rolesOf = (l, h) => [...(portraitOf(l, h)?.roles.filter((role) => data.roles.patterns.includes(role)) ?? []), labelOf(l, h)].filter(Boolean);
 const knownRoles = () => [...(data.roles?.patterns ?? []), ...(data.swaps ? swapsOf(data).labels : [])];

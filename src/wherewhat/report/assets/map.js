@@ -103,9 +103,6 @@ function fillMetrics() {
   }
   by("metric").value = chosen.metric;
 }
-function fillHeads() {
-  fill(by("head"), Array.from({ length: data.model.heads[chosen.layer] }, (_, h) => [h, h]));
-}
 const isWide = matchMedia("(min-width: 64rem)");
 // What a click on a head does: it opens the head, and with Shift shows it beside the chosen one.
 function openHead(layer, head, event) {
@@ -148,13 +145,4 @@ function listenToMap() {
   by("layer").addEventListener("change", (event) => choose(+event.target.value, chosen.head));
   by("head").addEventListener("change", (event) => choose(chosen.layer, +event.target.value));
   by("map").addEventListener("keydown", (event) => walkHeads(event, STEPS));
-}
-// Arrow keys choose the next layer or head, and Enter leads to the panel.
-function walkHeads(event, steps) {
-  const step = steps[event.key];
-  if (event.key === "Enter") by("panel").focus();
-  if (!step) return;
-  event.preventDefault();
-  const layer = Math.min(Math.max(chosen.layer + step[0], 0), data.model.layers.length - 1);
-  choose(layer, Math.max(chosen.head + step[1], 0));
 }

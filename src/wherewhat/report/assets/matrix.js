@@ -180,9 +180,9 @@ function startMatrix() {
   chart("matrix", drawMatrix, { numbers: numbersOfMatrix, picture: pictureOfMatrix });
   addEventListener("resize", () => redraw("matrix"));
   const cellAt = (event) => [Math.floor((event.offsetY - shown.top) / shown.height), Math.floor((event.offsetX - shown.left) / shown.width)];
-  for (const id of ["matrix", "matrix-beside"]) {
-    by(id).addEventListener("mousemove", (event) => markCell(...cellAt(event)) || pointAt(null));
-    by(id).addEventListener("mouseleave", () => pointAt(null));
+  for (const canvas of document.querySelectorAll("#matrix, #matrix-beside")) {
+    canvas.addEventListener("mousemove", (event) => markCell(...cellAt(event)) || pointAt(null));
+    canvas.addEventListener("mouseleave", () => pointAt(null));
   }
   by("matrix").addEventListener("keydown", (event) => {
     const step = STEPS[event.key];
@@ -200,7 +200,8 @@ function startMatrix() {
   by("document").addEventListener("change", (event) => {
     chosen.document = +event.target.value;
     writePanel();
-    redraw("matrix", "curve");
+    redrawPanel();
+    redraw("thumbnails");
     saveView();
   });
 }

@@ -26,17 +26,19 @@ function attentionAround(token) {
 }
 function colourText(token) {
   const shares = attentionAround(token);
+  // A text on which the logits were not fitted has no key terms.
+  const hasTerms = keyTerms.some(Boolean);
   const most = Math.max(...keyTerms.map(Math.abs), 0) || 1;
   [...by("text").children].forEach((span, j) => {
     // The square root lets small shares of attention be seen.
     const strength = shares ? Math.sqrt(shares[j] ?? 0) : Math.min(1, Math.abs(keyTerms[j]) / most);
     const isBlue = shares ? j <= token : keyTerms[j] > 0;
     span.style.backgroundColor = `rgba(${isBlue ? BLUE : ORANGE}, ${strength.toFixed(2)})`;
-    span.title = shares ? `${(100 * (shares[j] ?? 0)).toFixed(0)} %` : `c = ${keyTerms[j].toFixed(2)}`;
+    span.title = shares ? `${(100 * (shares[j] ?? 0)).toFixed(0)} %` : hasTerms ? `c = ${keyTerms[j].toFixed(2)}` : "";
   });
   by("text-note").textContent = shares
     ? "Blue: attention of the marked token to those up to it. Orange: attention of later tokens to it. The colour is the square root of the share."
-    : "Key term: blue tokens get more attention from every later token, orange ones less, at any distance. Point at a token to see its attention; a click keeps it.";
+    : `${hasTerms ? "Key term: blue tokens get more attention from every later token, orange ones less, at any distance. " : ""}Point at a token to see its attention; a click keeps it.`;
 }
 // Where a token's attention goes, and which later token attends to it most.
 function aboutToken(token) {

@@ -6,7 +6,7 @@ const rgba = Array.from({ length: COLOURS }, (_, i) => {
   return (255 << 24) | (blue << 16) | (green << 8) | red;
 });
 // A head's pattern as colours in a picture. Codes of logits are numbers, so that softmax needs no arrays of them.
-function paintHead(pixels, width, [left, top], side, { documents: [{ map }], sink = null }) {
+function paintHead(pixels, width, [left, top], side, { map }, sink = null) {
   const raw = atob(map.data);
   const codes = Uint16Array.from({ length: raw.length / 2 }, (_, i) => raw.charCodeAt(2 * i) | (raw.charCodeAt(2 * i + 1) << 8));
   const [step, tokens] = [(map.hi - map.lo) / 65534, Math.floor(Math.sqrt(2 * codes.length))];
@@ -26,20 +26,23 @@ function paintHead(pixels, width, [left, top], side, { documents: [{ map }], sin
     }
   }
 }
-// The picture of all heads of a model, made once.
+// The chosen document, or the first where the chosen one has only differences to the fit.
+const thumbnailText = () => (data.records[0][0].documents[chosen.document].map ? chosen.document : 0);
+// The picture of all heads of a model on a document, made once.
 const pictures = new WeakMap();
-function patternsOf(model) {
-  if (pictures.has(model)) return pictures.get(model);
+function patternsOf(model, text) {
+  const [{ documents: texts }] = model.records[0];
+  if (pictures.has(texts[text])) return pictures.get(texts[text]);
   const [across, down] = [model.model.layers.length, Math.max(...model.model.heads)];
-  const tokens = Math.floor(Math.sqrt(2 * atob(model.records[0][0].documents[0].map.data).length / 2));
+  const tokens = Math.floor(Math.sqrt(2 * atob(texts[text].map.data).length / 2));
   const side = Math.max(1, Math.min(tokens, Math.floor(LARGEST / Math.max(across, down))));
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [across * side, down * side];
   const image = new ImageData(canvas.width, canvas.height);
   const pixels = new Uint32Array(image.data.buffer);
-  model.records.forEach((heads, l) => heads.forEach((head, h) => paintHead(pixels, canvas.width, [l * side, h * side], side, head)));
+  model.records.forEach((heads, l) => heads.forEach((head, h) => paintHead(pixels, canvas.width, [l * side, h * side], side, head.documents[text], head.sink)));
   canvas.getContext("2d").putImageData(image, 0, 0);
-  pictures.set(model, canvas);
+  pictures.set(texts[text], canvas);
   return canvas;
 }
 const [LEAST, MOST] = [18, 72]; // pixels of a head's side on the page
@@ -53,7 +56,7 @@ function drawThumbnails() {
   [canvas.style.width, canvas.style.height] = [`${across * cell}px`, `${down * cell}px`];
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
-  const source = patternsOf(data);
+  const source = patternsOf(data, thumbnailText());
   const side = source.width / across;
   for (const { l, h, shown } of rows) {
     // Heads that the filter hides are faint.

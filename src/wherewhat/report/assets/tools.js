@@ -22,6 +22,21 @@ function fill(select, pairs) {
   select.replaceChildren();
   for (const [value, text] of pairs) make(select, "option", text, { value });
 }
+function fillHeads() {
+  fill(by("head"), Array.from({ length: data.model.heads[chosen.layer] }, (_, h) => [h, h]));
+}
+// Arrow keys choose the next layer or head, and Enter leads to the panel.
+function walkHeads(event, steps) {
+  const step = steps[event.key];
+  if (event.key === "Enter") by("panel").focus();
+  if (!step) return;
+  event.preventDefault();
+  const layer = Math.min(Math.max(chosen.layer + step[0], 0), data.model.layers.length - 1);
+  choose(layer, Math.max(chosen.head + step[1], 0));
+}
+// Roles and portrait of a head, of the model itself or a control model.
+const portraitOf = (l, h, weights = data.model.weights) => data.roles?.heads[weights]?.[l]?.[h];
+
 // The documents, tokens and queries of a measurement in words.
 function sizeOf(measurement) {
   const size = data.sizes[measurement];
