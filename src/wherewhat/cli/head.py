@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.markup import escape
 
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
 from wherewhat.cli.tables import Table, print_line
-from wherewhat.errors import ConfigError, WherewhatError, printable
-from wherewhat.progress import TerminalProgress
-from wherewhat.runs.request import ModelRequest
+from wherewhat.errors import ConfigError, MeasureError, TextError, printable
+from wherewhat.progress import Progress, TerminalProgress
+from wherewhat.runs.request import ModelRequest, Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from wherewhat.models.loaded import LoadedModel
-    from wherewhat.report.attention_view import Portraits
+    from wherewhat.report.attention_view import AttentionView, Portraits
+    from wherewhat.runs.execution import LastModel
     from wherewhat.text.documents import Document
 
 _Model = Annotated[
@@ -79,42 +81,47 @@ def head(
     """
     progress = TerminalProgress()
     progress.say(f"loading {model}")  # before torch is imported
-    from wherewhat.captures.proof import prove
     from wherewhat.files import config_hash, run_folder_name
     from wherewhat.report import attention_view as view
+    from wherewhat.runs.execution import LastModel
     from wherewhat.runs.request import document_length
-    from wherewhat.runs.subject import load_model
     from wherewhat.text.documents import Document, clean
 
     place = view.parse_head(head)
     if prompt is not None and not prompt.strip():
         raise ConfigError("--prompt is empty: give a text, or leave it out for embedded prose")
     given = None if prompt is None else Document("prompt", clean(prompt, where="--prompt"))
-    loaded = load_model(ModelRequest(model=model, **fields), say=progress.say)
-    proof = prove(loaded.model)
+    request, models = ModelRequest(model=model, **fields), LastModel()
+    loaded, proof = models.loaded(request), models.proof()
     counts = view.head_counts(proof)
     view.check_head(loaded.name, counts, place)
     texts = view.default_texts(loaded) if given is None else [given]
     tokens = view.default_tokens(loaded) if given is None else view.MOST_TOKENS
-    portraits = _portraits(loaded, given, out=out, progress=progress)
     longest = max(document_length(loaded, text) for text in texts)
     # A long text does not fit into a page of all heads.
     fits = view.shown_rows(sum(counts.values()), len(texts)) >= min(longest, tokens)
-    shown = view.view_attention(
-        loaded,
-        texts,
-        head=place,
-        layers=None if fits else [place[0]],
-        portraits=None if isinstance(portraits, str) else portraits,
-        proof=proof,
-        tokens=tokens,
-    )
     key = config_hash({"model": loaded.weights_hash, "texts": [text.sha256 for text in texts]})
     name = run_folder_name(f"head-{loaded.name}-L{place[0]}H{place[1]}", key)
-    path = shown.save(file or out / f"{name}.html")
+    with tempfile.TemporaryDirectory(prefix="wherewhat-") as folder:
+        portraits = _portraits(request, models, given, out=out, folder=Path(folder), progress=progress)
+        shown = view.view_attention(
+            loaded,
+            texts,
+            head=place,
+            layers=None if fits else [place[0]],
+            portraits=None if isinstance(portraits, str) else portraits,
+            proof=proof,
+            tokens=tokens,
+        )
+        path = shown.save(file or out / f"{name}.html")
+        _print(shown, portraits, fits=fits)
+    print_line(Console(), path)
 
-    console = Console()
-    print_line(console, f"{loaded.name}, layer {place[0]}, head {place[1]}", style="bold")
+
+def _print(shown: AttentionView, portraits: Portraits | str, *, fits: bool) -> None:
+    """Print portrait, patterns and attended tokens of the head that a view begins with."""
+    console, place = Console(), shown.head
+    print_line(console, f"{shown.name}, layer {place[0]}, head {place[1]}", style="bold")
     if isinstance(portraits, str):
         print_line(console, f"No portrait: {portraits}", wrap=True)
     else:
@@ -134,26 +141,34 @@ def head(
         for line in pattern_lines(pattern, passage.tokens, width=min(console.width, 80), plain=plain):
             print_line(console, line)
         console.print(attended_table(pattern, passage.tokens))
-    print_line(console, path)
 
 
 def _portraits(
-    loaded: LoadedModel, given: Document | None, *, out: Path, progress: TerminalProgress
+    request: ModelRequest, models: LastModel, given: Document | None, *, out: Path, folder: Path, progress: Progress
 ) -> Portraits | str:
-    """Return portraits of a finished run in ``out``, else of a short measurement; or why there are none."""
-    from wherewhat.report.attention_view import Portraits, heads_run
-    from wherewhat.report.result import measure
+    """Return portraits of a finished run in ``out``, else of a short measurement; or why there are none.
 
-    run = heads_run(out, loaded)
-    if run is not None:
-        return Portraits.of(run, where=f"Measured earlier ({run.directory.path})")
-    progress.say("measuring scores and patterns of all heads on this text")
-    chosen: dict[str, Any] = {"documents": 1, "tokens": _MEASURED_TOKENS} if given is None else {"texts": [given]}
+    What is measured on a prompt is kept in ``folder``: in ``out``, other commands would find it.
+    """
+    from wherewhat.models.loaded import max_positions
+    from wherewhat.report.attention_view import Portraits, heads_run
+    from wherewhat.runs.execution import run
+    from wherewhat.runs.results import StoredRun
+
+    finished = heads_run(out, models.loaded(request))
+    if finished is not None:
+        return Portraits.of(finished, where=f"Measured earlier ({finished.directory.path})")
+    progress.say("measuring all heads on this text")
+    if given is None:
+        tokens = min(_MEASURED_TOKENS, max_positions(models.loaded(request).model)[0] or _MEASURED_TOKENS)
+        asked = Request("heads", model=request, documents=1, tokens=tokens, options=_MEASURED)
+    else:
+        asked = Request("heads", model=request, texts=(given,), options=_MEASURED)
     try:
-        result = measure("heads", loaded, **chosen, **_MEASURED, out=out if given is None else None, progress=progress)
-    except WherewhatError as error:  # a prompt of a few tokens
+        directory = run(asked, out=out if given is None else folder, progress=progress, models=models)
+    except (ConfigError, MeasureError, TextError) as error:  # a prompt or a model of a few tokens
         return str(error)
-    return Portraits.of(result.stored, where="Measured now")
+    return Portraits.of(StoredRun(directory), where="Measured now")
 
 
 def _legend(plain: bool) -> str:
@@ -164,9 +179,9 @@ def _legend(plain: bool) -> str:
 
 
 def token_label(token: str, *, most: int = _LABEL - 1) -> str:
-    """Return a token on one line: printable, with visible spaces, cut to ``most`` characters."""
+    """Return a token on one line: printable, with visible spaces, cut to ``most`` columns."""
     label = printable(token.replace("\n", "⏎").replace(" ", "·"))
-    return label if len(label) <= most else f"{label[: most - 1]}…"
+    return label if cell_len(label) <= most else f"{set_cell_size(label, most - 1).rstrip()}…"
 
 
 def pattern_lines(weights: Tensor, tokens: Sequence[str], *, width: int, plain: bool = False) -> list[str]:
@@ -189,7 +204,8 @@ def pattern_lines(weights: Tensor, tokens: Sequence[str], *, width: int, plain: 
         # Keys after the last query of the row do not exist.
         last = min(n - 1, 2 * step * (row + 1) - 1) // step
         drawn = "".join(shades[code] for code in codes[: last + 1])
-        lines.append(f"{token_label(tokens[2 * step * row]):>{_LABEL - 1}} {drawn}".rstrip())
+        label = token_label(tokens[2 * step * row])
+        lines.append(f"{' ' * (_LABEL - 1 - cell_len(label))}{label} {drawn}".rstrip())
     return lines
 
 

@@ -35,6 +35,7 @@ from wherewhat.runs.request import MemoryModel, ModelRequest, document_length, d
 from wherewhat.runs.results import StoredRun
 from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.text.documents import Document, clean, documents_of, embedded_documents
+from wherewhat.text.prompts.kinds import KINDS
 
 MOST_TOKENS = 512
 """Tokens of a text that are shown at most."""
@@ -44,6 +45,9 @@ MOST_LOGITS = 3_000_000
 
 _WEIGHTS = "shown"
 """Name of the model's weights in the data of a page, which has no others."""
+
+_GENERATED = re.compile(rf"({'|'.join(KINDS)})-\d+")
+"""Names of prompts that a measurement generates instead of texts."""
 
 _HEAD = re.compile(r"[Ll](\d{1,6})[Hh](\d{1,6})")
 
@@ -136,7 +140,7 @@ class AttentionView:
         """Return the page in a frame of its own, whose names and styles do not meet those of the notebook."""
         return (
             f'<iframe srcdoc="{html.escape(self.html)}" sandbox="allow-scripts allow-downloads" '
-            'title="Attention of every head" style="width:100%;height:46rem;border:0"></iframe>'
+            'title="Attention of every head" style="width:100%;height:52rem;border:0"></iframe>'
         )
 
     def _sink(self, layer: int, head: int) -> float | None:
@@ -250,6 +254,8 @@ def view_attention(
         counts = head_counts(subject.proof)
         if head is not None:
             check_head(loaded.name, counts, head)
+        if portraits is not None and any(number >= counts.get(layer, 0) for layer, number in portraits.sentences):
+            raise ConfigError(f"heads is of another model, with other heads than {loaded.name}: give a run of this one")
         chosen = sorted(counts if layers is None else set(layers))
         absent = next((layer for layer in chosen if layer not in counts), None)
         if absent is not None or not chosen:
@@ -323,12 +329,14 @@ def heads_run(out: Path, loaded: LoadedModel) -> StoredRun | None:
     """Return the finished run of ``heads`` on texts of a loaded model in a folder, the one with the most tokens."""
     best: tuple[int, Path] | None = None
     for path, config in KnownRuns(out).finished():  # the newest first
-        if config["measurement"] != "heads" or config.get("prompts") is not None:
+        if config["measurement"] != "heads":
             continue
         if any(config.get(name) != getattr(loaded, name) for name in ("weights", "weights_hash")):
             continue
-        documents, tokens = config.get("documents"), config.get("tokens")
-        size = len(documents) * (tokens if isinstance(tokens, int) else 1) if isinstance(documents, list) else 0
+        documents: Any = config.get("documents")
+        if any(_GENERATED.fullmatch(document["name"]) for document in documents):
+            continue
+        size = len(documents) * int(str(config.get("tokens", 1)))
         if best is None or size > best[0]:
             best = (size, path)
     return None if best is None else StoredRun(RunDirectory.load(best[1]))
