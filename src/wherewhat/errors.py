@@ -49,9 +49,12 @@ class PluginWarning(UserWarning):
 
 
 def printable(text: str) -> str:
-    """Return a text with every character that a terminal or a browser would act on shown by its code."""
-    # A no-break space is only a space, which sentences have between a number and its unit.
-    return "".join(c if c.isprintable() or c == "\u00a0" else c.encode("unicode_escape").decode("ascii") for c in text)
+    """Return a text with every character that a terminal or a browser would act on shown by its code.
+
+    No-break spaces become spaces.
+    """
+    text = text.replace("\xa0", " ")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def printable_lines(text: str) -> str:
