@@ -1,4 +1,4 @@
-"""End to end: ``wherewhat head`` prints portrait, pattern and attended tokens, writes a page, and refuses wrong input."""
+"""End to end: ``wherewhat head`` prints portrait, pattern and attended tokens, writes a page and refuses errors."""
 
 from __future__ import annotations
 

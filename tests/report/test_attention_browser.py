@@ -91,7 +91,11 @@ def test_a_pointed_cell_and_token_show_their_attention(opened, view):
 
 def test_keys_choose_heads_cells_and_tokens(opened):
     opened.focus("#thumbnails")
-    for key, head in (("ArrowLeft", "Layer 0, head 2"), ("ArrowUp", "Layer 0, head 1"), ("ArrowRight", "Layer 1, head 1")):
+    for key, head in (
+        ("ArrowLeft", "Layer 0, head 2"),
+        ("ArrowUp", "Layer 0, head 1"),
+        ("ArrowRight", "Layer 1, head 1"),
+    ):
         opened.keyboard.press(key)
         assert opened.text_content("#h-panel") == head
     opened.focus("#matrix")
@@ -119,7 +123,11 @@ def test_a_link_opens_its_view(browser, path):
     with opening(browser, path, "?head=L0H1&document=2&view=logits&theme=dark") as page:
         assert page.text_content("#h-panel") == "Layer 0, head 1"
         assert [page.input_value(f"#{name}") for name in ("document", "view")] == ["1", "logits"]
-    for fragment in ("L0H3", "?head=L99H99&document=99&view=__proto__&label=<b>", "<img src=x onerror=alert(1)>?????&&&==="):
+    for fragment in (
+        "L0H3",
+        "?head=L99H99&document=99&view=__proto__&label=<b>",
+        "<img src=x onerror=alert(1)>?????&&&===",
+    ):
         with opening(browser, path, fragment) as page:
             assert page.text_content("#h-panel") == ("Layer 0, head 3" if fragment == "L0H3" else "Layer 1, head 2")
 

@@ -37,7 +37,7 @@ def data_of(view):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma3_text", "gpt_oss"])
 def test_patterns_are_those_of_the_layers(family):
-    """The pattern of the view, and of its page, is the softmax of captured logits: rotation, table, bias, window, sink."""
+    """View and page have the softmax of captured logits: with rotation, table, bias, window or sink."""
     model, ids = shared(family), tokens(20)
     view = wherewhat.show(model, ids[0])
     layers = wherewhat.attention(model, ids)
@@ -179,7 +179,7 @@ def test_wrong_input_is_one_line(loaded):
 
 @pytest.mark.slow
 def test_smollm2_shows_the_stripe_of_its_induction_head():
-    """Of the second copy, most attention of L17H3 is on the token after the first occurrence; of its layer hardly any."""
+    """In the second copy, L17H3 attends to the token after the first occurrence; other heads hardly do."""
     view = wherewhat.show("smollm2", layers=[17])
     (repeated,) = (name for name in view.passages if name.startswith("repeated"))
 

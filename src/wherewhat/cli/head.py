@@ -30,14 +30,16 @@ if TYPE_CHECKING:
 _Model = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="smollm2 (embedded), a Hugging Face id, a folder (model or LoRA adapter), or a .gguf file."
+        metavar="MODEL",
+        help="smollm2 (embedded), a Hugging Face id, a folder (model or LoRA adapter), or a .gguf file.",
     ),
 ]
 _Head = Annotated[str, typer.Argument(metavar="HEAD", help="Layer and head, such as L17H3.")]
 _Prompt = Annotated[
     str | None,
     typer.Option(
-        metavar="TEXT", help="Text to show its attention on (default: embedded prose, and random tokens that come twice)."
+        metavar="TEXT",
+        help="Text to show its attention on (default: embedded prose, and random tokens that come twice).",
     ),
 ]
 _File = Annotated[
@@ -131,7 +133,9 @@ def _print(shown: AttentionView, portraits: Portraits | str, *, fits: bool) -> N
     for note in shown.notes:
         print_line(console, note, wrap=True)
     if not fits:
-        print_line(console, f"The page has layer {place[0]} only: all layers are too large on so many tokens.", wrap=True)
+        print_line(
+            console, f"The page has layer {place[0]} only: all layers are too large on so many tokens.", wrap=True
+        )
     for text, passage in shown.passages.items():
         pattern = shown.pattern(*place, text)
         print_line(console, "")

@@ -158,7 +158,7 @@ def lower_logits(
     *,
     layers: Collection[int] | None = None,
 ) -> dict[int, Tensor]:
-    """Run a model on ``ids`` ``(n,)`` and return the logits of the first ``rows`` tokens by layer, as a passage has them.
+    """Run a model on ``ids`` ``(n,)`` and return the logits of the first tokens by layer, as a passage has them.
 
     Args:
         subject: The model.

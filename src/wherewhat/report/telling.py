@@ -93,7 +93,7 @@ def _label(swaps: Mapping[str, Any], at: int, head: int) -> str:
 
 
 def attention_weights(logits: Tensor, sink: float | None = None) -> tuple[Tensor, Tensor]:
-    """Return attention weights ``(rows, rows)``, and which keys each query sees, of logits as :func:`telling_line` has."""
+    """Return attention weights ``(rows, rows)``, and which keys each query sees, of logits as in a passage."""
     rows = int((2 * logits.numel()) ** 0.5)
     i, j = torch.tril_indices(rows, rows).unbind()
     square = torch.full((rows, rows + 1), -torch.inf, dtype=torch.float64)
