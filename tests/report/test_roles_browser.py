@@ -1,4 +1,4 @@
-"""End-to-end: roles, portraits, search, patterns of all heads and two heads side by side, in a real browser, offline."""
+"""End-to-end: roles, search, patterns of all heads and two heads side by side, in a real browser, offline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ VALUES = {
     "induction": [0.01] * 4 + [0.34, 0.01, 0.02, 0.03],
     "previous_token": [0.1] * 7 + [0.8],
 }
-SHOWN = "[...document.querySelectorAll('#table-of-heads tbody tr:not([hidden])')].map((row) => row.cells[0].textContent)"
+SHOWN = (
+    "[...document.querySelectorAll('#table-of-heads tbody tr:not([hidden])')].map((row) => row.cells[0].textContent)"
+)
 
 
 def portrait(number):

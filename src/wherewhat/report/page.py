@@ -165,7 +165,7 @@ def asset(name: str) -> str:
 
 
 def whole_page(*, title: str, body: str, style: str, scripts: Iterable[str], data: Any, charts: Any) -> str:
-    """Return a page in the common frame: shared and own style and script, compressed plotly.js, data and charts as plain JSON.
+    """Return a page in the common frame: style, script, compressed plotly.js, data and charts as plain JSON.
 
     All scripts are put into one function, so that their names are local. Arrays of charts that are part of the data
     are stored as their path there.
