@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import io
 import json
 import re
@@ -27,6 +29,7 @@ from wherewhat.imports import package_version
 from wherewhat.measures.measurement import measurements
 from wherewhat.report.excerpt import REPEATED, ExcerptFile, repeated_tokens, take_excerpt
 from wherewhat.report.report import make_report
+from wherewhat.rules.roles import find_roles, portraits
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.request import MemoryModel, ModelRequest
 from wherewhat.runs.results import StoredRun
@@ -311,6 +314,51 @@ def test_nothing_comes_from_elsewhere(page, made):
     assert "default-src 'none'" in policy
     own = page.scripts[3] + re.search(r"<style>(.*?)</style>", made.path.read_text("utf-8"), re.DOTALL)[1]
     assert not re.search(r"https?:|@import|url\(|innerHTML|insertAdjacentHTML|document\.write", own)
+
+
+def test_the_page_of_a_small_model_is_small(made, tmp_path):
+    """The bundle of plotly.js draws every chart of a page; figures with other traces bring all of plotly.js."""
+    assert made.path.stat().st_size <= 1_500_000
+    (model,) = made.report.data["models"]
+    figure = {"data": [{"type": "scatter3d", "x": [0], "y": [0], "z": [0]}], "layout": {}}
+    others = [{**model["others"][0], "figure": figure}]
+    large = replace(made.report, data={**made.report.data, "models": [{**model, "others": others}]})
+    for report, is_drawn in ((made.report, False), (large, True)):
+        code = gzip.decompress(base64.b64decode(Page(report.html()).scripts[2])).decode()
+        assert code.lstrip().startswith("/**\n* plotly.js")
+        assert ('name:"scatter3d"' in code) == is_drawn
+        for kind in ("bar", "box", "contour", "heatmap", "histogram", "histogram2d", "pie", "scatter", "violin"):
+            assert f'name:"{kind}"' in code
+
+
+def test_roles_and_portraits_of_model_and_control(data, made):
+    """Identity: what the page shows is what the rules say about the stored runs."""
+    for weights in ("trained", "random"):
+        (folder,) = made.out.glob(f"heads-*tiny-{weights}-*")
+        run = StoredRun(RunDirectory.load(folder))
+        roles, sentences = find_roles(run), portraits(run)
+        for layer, heads in enumerate(data["roles"]["heads"][weights]):
+            assert heads == [
+                {"roles": [role.role for role in roles[layer, head]], "portrait": sentences[layer, head]}
+                for head in range(4)
+            ]
+    assert set(data["roles"]["metrics"].values()) <= {metric["id"] for metric in data["metrics"]}
+
+
+def test_distance_curves_of_control_models(data, made):
+    """Brute force: the mean over documents of curves without their means, and the interval's half width."""
+    for weights in ("random", "shuffled"):
+        (folder,) = made.out.glob(f"axes-*tiny-{weights}-*")
+        run = StoredRun(RunDirectory.load(folder))
+        for layer in range(2):
+            curves = [run.curve(layer, "a", document=document).double() for document in range(2)]
+            for head in range(4):
+                first, second = (curve[head] - curve[head].mean() for curve in curves)
+                record = data["control_curves"][weights][layer][head]
+                half = 12.706204736 * (first - second).abs() / 2  # Student's factor of two documents
+                for name, expected in (("mean", (first + second) / 2), ("half", half)):
+                    step = (expected.max() - expected.min()) / 254
+                    np.testing.assert_allclose(unpacked(record[name]), expected, rtol=1e-5, atol=0.51 * float(step))
 
 
 def test_hostile_text_is_only_data(page, made, data):

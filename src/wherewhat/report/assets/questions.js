@@ -1,7 +1,12 @@
 // Questions of a reader, each with a link to the view that answers it.
 const isMeasured = (id) => data.metrics.some((metric) => metric.id === id);
 const viewLink = (section, parts) => `#${section}?${new URLSearchParams({ ...(all.models.length > 1 ? { model: data.model.name } : {}), ...parts })}`;
-const withRole = (role) => rows.filter((row) => row.roles.includes(role)).map(({ l, h }) => headName(l, h));
+// Names of the heads with a role, strongest first.
+function withRole(role) {
+  const metric = data.metrics.find(({ id }) => id === data.roles.metrics[role]);
+  const listed = rows.filter((row) => row.roles.includes(role)).map(({ l, h }) => ({ name: headName(l, h), value: metric ? ownValue(metric, l, h) : null }));
+  return listed.sort((x, y) => y.value - x.value).map(({ name }) => name);
+}
 // All heads with a role, strongest first; where none has it, all heads in the order of its metric.
 function roleLink(role) {
   const metric = data.roles.metrics[role];

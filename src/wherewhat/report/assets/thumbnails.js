@@ -5,24 +5,28 @@ const rgba = Array.from({ length: COLOURS }, (_, i) => {
   const [red, green, blue] = colourAt(VIRIDIS, i / (COLOURS - 1)).match(/\d+/g).map(Number);
   return (255 << 24) | (blue << 16) | (green << 8) | red;
 });
-// A head's pattern as colours in a picture. Codes of logits are numbers, so that softmax needs no arrays of them.
+const MISSING = 65535;
+const weights = new Float64Array(LARGEST);
+// A head's pattern as colours in a picture. Plain loops over the packed logits: a large model has a thousand heads.
 function paintHead(pixels, width, [left, top], side, { map }, sink = null) {
   const raw = atob(map.data);
-  const codes = Uint16Array.from({ length: raw.length / 2 }, (_, i) => raw.charCodeAt(2 * i) | (raw.charCodeAt(2 * i + 1) << 8));
-  const [step, tokens] = [(map.hi - map.lo) / 65534, Math.floor(Math.sqrt(2 * codes.length))];
+  const [step, tokens] = [(map.hi - map.lo) / 65534, Math.floor(Math.sqrt(raw.length))];
+  const codeAt = (pair) => raw.charCodeAt(2 * pair) | (raw.charCodeAt(2 * pair + 1) << 8);
   for (let y = 0; y < side; y++) {
     const i = Math.floor(((y + 0.5) * tokens) / side);
-    const row = codes.subarray((i * (i + 1)) / 2, ((i + 1) * (i + 2)) / 2);
+    const start = (i * (i + 1)) / 2;
     let most = sink ?? -Infinity;
-    for (const code of row) if (code < 65535) most = Math.max(most, map.lo + step * code);
+    for (let j = 0; j <= i; j++) {
+      const code = codeAt(start + j);
+      weights[j] = code === MISSING ? -Infinity : map.lo + step * code;
+      if (weights[j] > most) most = weights[j];
+    }
     let total = sink === null ? 0 : Math.exp(sink - most);
-    const weights = Float64Array.from(row, (code) => (code < 65535 ? Math.exp(map.lo + step * code - most) : 0));
-    for (const weight of weights) total += weight;
-    const keys = Math.floor(((i + 0.5) * side) / tokens);
-    for (let x = 0; x <= Math.min(keys, side - 1); x++) {
+    for (let j = 0; j <= i; j++) total += weights[j] = Math.exp(weights[j] - most);
+    for (let x = 0; x < side; x++) {
       const j = Math.floor(((x + 0.5) * tokens) / side);
       // The square root lets small shares be seen.
-      if (j <= i && row[j] < 65535) pixels[(top + y) * width + left + x] = rgba[Math.round(Math.sqrt(weights[j] / total) * (COLOURS - 1))];
+      if (j <= i && codeAt(start + j) !== MISSING) pixels[(top + y) * width + left + x] = rgba[Math.round(Math.sqrt(weights[j] / total) * (COLOURS - 1))];
     }
   }
 }
@@ -34,7 +38,7 @@ function patternsOf(model, text) {
   const [{ documents: texts }] = model.records[0];
   if (pictures.has(texts[text])) return pictures.get(texts[text]);
   const [across, down] = [model.model.layers.length, Math.max(...model.model.heads)];
-  const tokens = Math.floor(Math.sqrt(2 * atob(texts[text].map.data).length / 2));
+  const tokens = Math.floor(Math.sqrt(atob(texts[text].map.data).length));
   const side = Math.max(1, Math.min(tokens, Math.floor(LARGEST / Math.max(across, down))));
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [across * side, down * side];
