@@ -142,10 +142,13 @@ WRONG = {
     "show(3)": (lambda h: wherewhat.show(h.loaded, 3), "texts is of type int"),
     "show(head=3)": (lambda h: wherewhat.show(h.loaded, "the cat", head=3), "head is 3"),
     "show(head='L99H0')": (lambda h: wherewhat.show(h.loaded, "the cat", head="L99H0"), "no head L99H0"),
-    "show(layers='all')": (lambda h: wherewhat.show(h.loaded, "the cat", layers="all"), "layers is 'all'"),
-    "show(layers=[1.5])": (lambda h: wherewhat.show(h.loaded, "the cat", layers=[1.5]), "layers is a list of float"),
+    "show(layers='all')": (
+        lambda h: wherewhat.show(h.loaded, "the cat", layers="all"),
+        "layers holds a: tiny has 0 to 1",
+    ),
+    "show(layers=[1.5])": (lambda h: wherewhat.show(h.loaded, "the cat", layers=[1.5]), "layers holds 1.5"),
     "show(heads=result of axes)": (lambda h: wherewhat.show(h.loaded, "the cat", heads=h.result), "a run of axes"),
-    "show(heads=folder)": (lambda h: wherewhat.show(h.loaded, "the cat", heads=h.tmp), "is not a finished run"),
+    "show(heads=folder)": (lambda h: wherewhat.show(h.loaded, "the cat", heads=h.tmp), "is not a run directory"),
     "show(mamba)": (lambda _: wherewhat.show(mamba(), IDS[0]), "MambaForCausalLM"),
     "show().save(folder)": (lambda h: wherewhat.show(h.loaded, "the cat").save(h.tmp), "is a folder"),
     # load
