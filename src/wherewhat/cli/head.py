@@ -78,23 +78,24 @@ def head(
 ) -> None:
     """Show what one head does: a sentence with its numbers, its attention on a prompt, and an interactive page.
 
+    $ wherewhat head smollm2 L17H3
+    $ wherewhat head ./my-model L5H1 --prompt "The cat sat on the mat, and the cat"
+
     The numbers are those of the largest finished run of `wherewhat heads` of the same model in --out; without one the
     prompt, or 256 tokens of embedded prose, are measured now. The page has all heads of the model and opens offline.
     """
-    progress = TerminalProgress()
-    progress.say(f"loading {model}")  # before torch is imported
     from wherewhat.files import config_hash, run_folder_name
     from wherewhat.report import attention_view as view
     from wherewhat.runs.execution import LastModel
     from wherewhat.runs.request import document_length
     from wherewhat.text.documents import Document, clean
 
-    place = view.parse_head(head)
+    progress, place = TerminalProgress(), view.parse_head(head)
     if prompt is not None and not prompt.strip():
         raise ConfigError("--prompt is empty: give a text, or leave it out for embedded prose")
     given = None if prompt is None else Document("prompt", clean(prompt, where="--prompt"))
     request, models = ModelRequest(model=model, **fields), LastModel()
-    loaded, proof = models.loaded(request), models.proof()
+    loaded, proof = models.loaded(request, say=progress.say), models.proof()
     counts = view.head_counts(proof)
     view.check_head(loaded.name, counts, place)
     texts = view.default_texts(loaded) if given is None else [given]

@@ -150,6 +150,8 @@ def _print_json(values: dict[str, Any]) -> None:
 
 
 _MANY = "Many runs"
+_LOADING = ("report", "check", "head", "plan", "claims", "sweep")
+"""Commands besides measurements that load models."""
 _COMMANDS = "wherewhat.commands"
 _LONGEST_LINE = 2000
 """Characters of an error, which may quote a value of any length."""
@@ -273,6 +275,7 @@ def _plugin_warnings_as_lines() -> Iterator[None]:
 def _run(arguments: list[str]) -> int:
     try:
         command = typer.main.get_command(build(arguments))
+        _say_start(arguments)
         # Not through the command's own main, which handles interrupts and closed pipes itself.
         with command.make_context("wherewhat", list(arguments)) as context:
             result = command.invoke(context)
@@ -310,6 +313,12 @@ def _run(arguments: list[str]) -> int:
             return _say("out of memory: ask for fewer tokens, a smaller dtype, or --device-map auto")
         raise
     return result if isinstance(result, int) else 0
+
+
+def _say_start(arguments: Sequence[str]) -> None:
+    """Show one line on a terminal before a command imports torch and loads a model, which take seconds."""
+    if arguments and arguments[0] in (*BUILT_IN, *_LOADING) and not {"-h", "--help"} & {*arguments}:
+        TerminalProgress().say(f"wherewhat {arguments[0]}: starting")
 
 
 def _give_up_output() -> None:
