@@ -117,11 +117,11 @@ def head(
             tokens=tokens,
         )
         path = shown.save(file or out / f"{name}.html")
-        _print(shown, portraits, fits=fits)
+        _print(shown, portraits, out=out, fits=fits)
     print_line(Console(), path)
 
 
-def _print(shown: AttentionView, portraits: Portraits | str, *, fits: bool) -> None:
+def _print(shown: AttentionView, portraits: Portraits | str, *, out: Path, fits: bool) -> None:
     """Print portrait, patterns and attended tokens of the head that a view begins with."""
     console, place = Console(), shown.head
     print_line(console, f"{shown.name}, layer {place[0]}, head {place[1]}", style="bold")
@@ -131,6 +131,9 @@ def _print(shown: AttentionView, portraits: Portraits | str, *, fits: bool) -> N
         sentence = portraits.sentences.get(place, "No portrait: the head has no scores.")
         print_line(console, sentence, wrap=True)
         print_line(console, portraits.source, wrap=True, style="dim")
+        run = portraits.run.directory.path
+        if run.parent == out:  # not what was measured on a prompt
+            print_line(console, run, style="dim")
     for note in shown.notes:
         print_line(console, note, wrap=True)
     if not fits:
@@ -162,7 +165,7 @@ def _portraits(
 
     finished = heads_run(out, models.loaded(request))
     if finished is not None:
-        return Portraits.of(finished, where=f"Measured earlier ({finished.directory.path})")
+        return Portraits.of(finished, where="Measured earlier")
     progress.say("measuring all heads on this text")
     if given is None:
         tokens = min(_MEASURED_TOKENS, max_positions(models.loaded(request).model)[0] or _MEASURED_TOKENS)
