@@ -299,13 +299,17 @@ def test_a_token_colours_the_text_in_both_directions(opened, data):
     colours = "[...document.querySelectorAll('#text span')].map((span) => span.style.backgroundColor)"
     drawn(opened, *PANEL)  # nothing moves afterwards
     key_terms = opened.evaluate(colours)
+    top = "document.getElementById('text').getBoundingClientRect().top"
+    opened.locator("#text span").nth(9).scroll_into_view_if_needed()
+    before = opened.evaluate(top)
     opened.locator("#text span").nth(9).hover()
+    assert opened.evaluate(top) == before  # nothing moves under the pointer
     pattern = pattern_of(data, 1, 2)
     shares = np.array([pattern[9, j] if j <= 9 else pattern[j, 9] for j in range(TOKENS)])
     shown = [re.findall(r"[\d.]+", colour) for colour in opened.evaluate(colours)]
     np.testing.assert_allclose([float(x[3]) if len(x) > 3 else 1.0 for x in shown], np.sqrt(shares), atol=0.006)
     assert [x[:3] for x in shown] == [["86", "160", "233"]] * 10 + [["230", "159", "0"]] * (TOKENS - 10)
-    assert f"gives {100 * shares[:10].max():.0f} % of its attention to" in opened.text_content("#cell")
+    assert f"gives {100 * shares[:10].max():.0f}\u00a0% of its attention to" in opened.text_content("#cell")
     opened.mouse.move(0, 0)
     until(opened, "document.getElementById('text-note').textContent.startsWith('Key term')")
     assert opened.evaluate(colours) == key_terms
@@ -340,6 +344,8 @@ def test_the_panel_follows_the_weights(opened, data):
     until(opened, "document.getElementById('curve').data.length === 3")
     line = opened.evaluate("document.getElementById('curve').data[2].y")
     np.testing.assert_allclose(line, mean, rtol=1e-12, atol=1e-12)
+    opened.select_option("#weights", "shuffled")
+    assert opened.text_content("#portrait") == "Its roles were not measured with shuffled weights."
     opened.select_option("#weights", "trained")
     assert opened.text_content("#portrait") == PORTRAIT
     assert opened.text_content("#panel-weights") == ""

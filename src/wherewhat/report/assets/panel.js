@@ -85,11 +85,12 @@ function drawPlace() {
 // Patterns and logits are stored for the model itself; all else follows the chosen weights.
 function writePanelWeights() {
   const own = data.model.weights;
-  by("panel-weights").textContent = chosen.weights === own ? "" : `Sentence, label, scores and distance curve are of one ${chosen.weights} control; the matrix, the text and the planes are of the ${own} model.`;
+  by("panel-weights").textContent = chosen.weights === own ? "" : `Roles, label, scores and distance curve are of one ${chosen.weights} control; the matrix, the text and the planes are of the ${own} model.`;
 }
 // The head in one sentence, and its roles, each of which shows the heads that have it.
 function writePortrait() {
-  const { portrait = "", roles = [] } = portraitOf(chosen.layer, chosen.head, chosen.weights) ?? {};
+  const missing = data.roles && !data.roles.heads[chosen.weights] ? `Its roles were not measured with ${chosen.weights} weights.` : "";
+  const { portrait = missing, roles = [] } = portraitOf(chosen.layer, chosen.head, chosen.weights) ?? {};
   by("portrait").textContent = portrait;
   by("roles").replaceChildren();
   for (const role of roles) {

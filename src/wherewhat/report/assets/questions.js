@@ -3,7 +3,7 @@ const isMeasured = (id) => data.metrics.some((metric) => metric.id === id);
 const viewLink = (section, parts) => `#${section}?${new URLSearchParams({ ...(all.models.length > 1 ? { model: data.model.name } : {}), ...parts })}`;
 // Names of the heads with a role, strongest first.
 function withRole(role) {
-  const metric = data.metrics.find(({ id }) => id === data.roles.metrics[role]);
+  const metric = data.metrics.find(({ id }) => id === data.roles?.metrics[role]);
   const listed = rows.filter((row) => row.roles.includes(role)).map(({ l, h }) => ({ name: headName(l, h), value: metric ? ownValue(metric, l, h) : null }));
   return listed.sort((x, y) => y.value - x.value).map(({ name }) => name);
 }

@@ -44,7 +44,7 @@ function colourText(token) {
 function aboutToken(token) {
   const shares = attentionAround(token);
   const largest = (from, to) => shares.slice(from, to).reduce((best, x, i) => (x > shares[best] ? from + i : best), from);
-  const percent = (x) => `${(100 * x).toFixed(0)} %`;
+  const percent = (x) => `${(100 * x).toFixed(0)}\u00a0%`;
   const to = largest(0, token + 1);
   const from = token + 1 < shares.length ? largest(token + 1) : null;
   const later = from === null ? "" : `; of later tokens ${quoted(from)} gives it most, ${percent(shares[from])}`;
