@@ -136,6 +136,21 @@ WRONG = {
     "run(progress='yes')": (lambda h: h.run(h.request(), progress="yes"), "progress is 'yes'"),
     "run(progress=print)": (lambda h: h.run(h.request(), progress=print), "must be a Progress or None"),
     "make_report(3)": (lambda h: make_report(3, out=h.tmp), "models is 3"),
+    # show
+    "show(None)": (lambda _: wherewhat.show(None, "the cat"), "model is of type NoneType"),
+    "show('')": (lambda h: wherewhat.show(h.loaded, ""), "prompt has only white space"),
+    "show(3)": (lambda h: wherewhat.show(h.loaded, 3), "texts is of type int"),
+    "show(head=3)": (lambda h: wherewhat.show(h.loaded, "the cat", head=3), "head is 3"),
+    "show(head='L99H0')": (lambda h: wherewhat.show(h.loaded, "the cat", head="L99H0"), "no head L99H0"),
+    "show(layers='all')": (
+        lambda h: wherewhat.show(h.loaded, "the cat", layers="all"),
+        "layers holds a: tiny has 0 to 1",
+    ),
+    "show(layers=[1.5])": (lambda h: wherewhat.show(h.loaded, "the cat", layers=[1.5]), "layers holds 1.5"),
+    "show(heads=result of axes)": (lambda h: wherewhat.show(h.loaded, "the cat", heads=h.result), "a run of axes"),
+    "show(heads=folder)": (lambda h: wherewhat.show(h.loaded, "the cat", heads=h.tmp), "is not a run directory"),
+    "show(mamba)": (lambda _: wherewhat.show(mamba(), IDS[0]), "MambaForCausalLM"),
+    "show().save(folder)": (lambda h: wherewhat.show(h.loaded, "the cat").save(h.tmp), "is a folder"),
     # load
     "load(module)": (lambda h: wherewhat.load(h.model), "LlamaForCausalLM is a model in memory"),
     "load(LoadedModel)": (lambda h: wherewhat.load(h.loaded), "LoadedModel is a model in memory"),

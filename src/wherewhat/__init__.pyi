@@ -27,6 +27,8 @@ from wherewhat.models.source import SupportedModel as SupportedModel
 from wherewhat.models.source import supported_models as supported_models
 from wherewhat.plans.planner import make_plan as make_plan
 from wherewhat.plans.triattention import save_triattention as save_triattention
+from wherewhat.report.attention_view import AttentionView as AttentionView
+from wherewhat.report.attention_view import show as show
 from wherewhat.report.judgement import Judgement as Judgement
 from wherewhat.report.judgement import judge_claims as judge_claims
 from wherewhat.report.report import make_report as make_report

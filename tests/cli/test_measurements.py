@@ -10,6 +10,7 @@ from transformers import GPT2Config
 
 from helpers.command_line import assert_one_line
 from helpers.models import save_model
+from wherewhat.runs.directory import RunDirectory
 
 
 def metrics(shown):
@@ -44,6 +45,16 @@ def test_prompts_by_size_and_place(cli, speller):
     assert "chance" in shown.out
     again = cli("prompts", speller, "--set", "sizes=2,4", "--set", "count=3", "--set", "kinds=binding,letters")
     assert again.out == shown.out
+
+
+def test_a_number_of_prompts(cli, speller, tmp_path):
+    """``--documents`` takes prompts of all kinds and sizes evenly, and no more than there are."""
+    options = ("--set", "sizes=2,4", "--set", "count=3", "--set", "kinds=binding,letters", "--no-control")
+    assert cli("prompts", speller, *options, "--documents", 2, "--out", tmp_path).code == 0
+    (run,) = tmp_path.glob("prompts-*")
+    names = [document["name"] for document in RunDirectory.load(run).config["documents"]]
+    assert names == ["binding-2-1", "letters-2-1"]
+    assert_one_line(cli("prompts", speller, *options, "--documents", 13), "makes 12 prompts", "--set count=N")
 
 
 def test_wrong_input_is_one_line(cli, model, text, tmp_path, subtests):

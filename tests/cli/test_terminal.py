@@ -12,6 +12,7 @@ import pytest
 
 from helpers.command_line import command_process
 from helpers.models import llama_config, save_model
+from wherewhat.cli import main
 from wherewhat.cli.main import run_cli
 
 
@@ -70,3 +71,11 @@ def test_interrupted_while_it_measures(attention, processes, tmp_path):
     assert error.splitlines()[-1].endswith("interrupted; the same command resumes the work")
     assert "Traceback" not in error
     assert list(out.iterdir())
+
+
+def test_a_first_line_comes_before_torch_is_imported(monkeypatch):
+    said = []
+    monkeypatch.setattr(main.TerminalProgress, "say", lambda _, line: said.append(line))
+    for arguments in (["heads", "none"], ["head", "none", "L0H0"], ["check", "none"], ["heads", "--help"], ["compare"]):
+        main._say_start(arguments)
+    assert said == ["wherewhat heads: starting", "wherewhat head: starting", "wherewhat check: starting"]

@@ -111,6 +111,7 @@ def test_another_metric_or_other_weights_change_the_map(opened, made):
     (model,) = made.report.data["models"]
     metrics = {metric["id"]: metric for metric in model["metrics"]}
     drawn(opened, "map", "range")
+    opened.click("#more-metrics")
     shown = "document.getElementById('map').data[0].z"
     span = "[document.getElementById('map').data[0].zmin, document.getElementById('map').data[0].zmax]"
     for name in ("r", "s_sym"):
@@ -134,7 +135,9 @@ def test_labels_of_both_versions(opened, made):
 
     def counts(swaps):
         found = [codes[int(code)] for layer in swaps["label"] for code in layer]
-        return [f"{name} {found.count(name)}" for name in swaps["labels"]]
+        roles = [role for layer in model["roles"]["heads"]["trained"] for head in layer for role in head["roles"]]
+        patterns = [f"{name} {roles.count(name)}" for name in model["roles"]["patterns"]]
+        return [*patterns, *(f"{name} {found.count(name)}" for name in swaps["labels"])]
 
     assert opened.evaluate(chips) == counts(model["swaps"])
     assert "over the keys after the first token." in opened.text_content("#label")

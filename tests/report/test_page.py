@@ -24,6 +24,12 @@ from wherewhat_lab.multihop.learning import curves
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
+BELOW_CONTENTS = (
+    "document.getElementById('{}').getBoundingClientRect().top - "
+    "document.querySelector('main > nav').getBoundingClientRect().bottom"
+)
+"""Pixels between the contents, which stay in sight, and an element."""
+
 
 @pytest.fixture
 def opened(browser, made):
@@ -102,7 +108,7 @@ def test_findings_link_by_the_fragment_and_back_undoes_it(opened):
     opened.evaluate("location.hash = '#heads?metric=unique_c&label=mixed'")
     until(opened, "document.querySelector('#metric').selectedOptions[0].text.includes('key')")
     assert opened.get_attribute("#chips button:has-text('mixed')", "aria-pressed") == "true"
-    assert opened.evaluate("document.querySelector('#heads').getBoundingClientRect().top") < 10
+    assert opened.evaluate(f"Math.abs({BELOW_CONTENTS.format('heads')})") < 10
     until(opened, "location.hash.includes('head=')")
     opened.go_back()
     until(opened, "document.querySelector('#chips [aria-pressed=true]') === null")
@@ -146,7 +152,7 @@ def test_panel_is_beside_the_map_or_scrolled_to(opened):
     assert panel["x"] > map_["x"] + map_["width"]
     opened.set_viewport_size({"width": 390, "height": 740})
     opened.locator("#table-of-heads tbody tr", has_text="L1H1").click()
-    until(opened, "Math.abs(document.getElementById('panel').getBoundingClientRect().top) < 5")
+    until(opened, f"Math.abs({BELOW_CONTENTS.format('panel')}) < 5")
 
 
 def point_at(page, query, key):
@@ -191,8 +197,8 @@ def test_matrix_and_text_are_linked(opened):
     opened.keyboard.press("ArrowRight")
     assert "distance 5: " in opened.text_content("#cell")
     opened.locator("#text span").nth(5).hover()
-    assert opened.evaluate(at, "key") == 5
-    assert opened.locator("#marked-query").is_hidden()
+    assert (opened.evaluate(at, "query"), opened.evaluate(at, "key")) == (5, 5)  # its attention in both directions
+    assert opened.locator("#marked-query").is_visible()
     assert opened.locator("#marked-key").is_visible()
 
 
@@ -285,11 +291,23 @@ def test_heads_like_this_one_are_nearest_and_open(opened, made):
     assert "standard deviations over heads" in opened.text_content("#like-note")
 
 
-def test_metrics_are_grouped_by_measurement_and_all_heads_are_in_the_distribution(opened, made):
+def test_ten_metrics_come_first_and_all_heads_are_in_the_distribution(opened, made):
     (model,) = made.report.data["models"]
     groups = "[...document.querySelectorAll('#metric optgroup')].map((group) => group.label)"
-    assert opened.evaluate(groups) == list(dict.fromkeys(metric["group"] for metric in model["metrics"]))
-    assert opened.locator("#metric option").count() == len(model["metrics"])
+    assert opened.evaluate(groups) == ["main metrics"]
+    first = opened.locator("#metric option").all_text_contents()
+    assert len(first) == 10
+    assert first[0] == "r"
+    opened.focus("#more-metrics")
+    opened.keyboard.press("Enter")
+    measured = list(dict.fromkeys(metric["group"] for metric in model["metrics"]))
+    assert opened.evaluate(groups) == ["main metrics", *measured, "diagnostics"]
+    titles = opened.locator("#metric option").all_text_contents()
+    assert titles[:10] == first
+    assert sorted(titles) == sorted(metric["title"] for metric in model["metrics"])
+    assert "swaps computed" in titles[-11:]
+    opened.click("#more-metrics")
+    assert opened.locator("#metric option").count() == 10
     drawn(opened, "range")
     bars = "document.getElementById('range').data.map((bars) => [bars.name, bars.y.reduce((x, y) => x + y)])"
     assert opened.evaluate(bars) == [[name, 8] for name in model["metrics"][0]["values"]]

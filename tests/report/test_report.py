@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import io
 import json
 import re
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,17 +18,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import AutoTokenizer, GPT2Config
+from transformers import AutoTokenizer, GPT2Config, LlamaForCausalLM
 
 from helpers.capture import run, tiny, tokens
-from helpers.models import save_model, save_tokenizer
+from helpers.models import llama_config, save_model, save_tokenizer
 from helpers.report import HOSTILE, TOKENS, unpacked
 from helpers.tolerance import rounding
 from wherewhat.caches.plan import LayerHeads, Plan
 from wherewhat.imports import package_version
 from wherewhat.measures.measurement import measurements
-from wherewhat.report.excerpt import ExcerptFile, take_excerpt
+from wherewhat.report.excerpt import REPEATED, ExcerptFile, repeated_tokens, take_excerpt
 from wherewhat.report.report import make_report
+from wherewhat.rules.roles import find_roles, portraits
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.request import MemoryModel, ModelRequest
 from wherewhat.runs.results import StoredRun
@@ -144,7 +148,7 @@ def test_map_and_curves_give_the_stored_r(data):
 
 def test_every_document_has_logits_fit_and_curve(data):
     """Both documents begin alike, so that what is stored of the second is the first one's, in fewer bits."""
-    assert [text["document"] for text in data["texts"]] == ["<i>0", "<i>1"]
+    assert [text["document"] for text in data["texts"]] == ["<i>0", "<i>1", "repeated random tokens"]
     rows = len(data["texts"][1]["tokens"])
     assert data["texts"][1]["tokens"] == data["texts"][0]["tokens"][:rows]
     assert rows == min(24, TOKENS)
@@ -180,6 +184,9 @@ def test_excerpts_of_several_documents_come_back(tmp_path):
             # Products of fewer rows, whose terms may cancel: relative to the largest logit.
             near = 8 * rounding(layer.q.shape[-1]) * float(expected.abs().max())
             torch.testing.assert_close(passage.logits[layer.layer], expected, atol=near, rtol=0)
+    half = len(stored.repeated.tokens) // 2
+    assert stored.repeated.tokens[:half] == stored.repeated.tokens[half:]
+    assert set(stored.repeated.logits) == set(stored.logits)
     whole = (file.path / "excerpt.json").read_text()
     (file.path / "excerpt.json").write_text(whole.replace("LlamaForCausalLM", "LlamaForCausalLN"))
     assert file.read() is None  # an altered word
@@ -191,10 +198,38 @@ def test_excerpts_of_several_documents_come_back(tmp_path):
     assert file.read() is None  # an altered number
 
 
+def test_random_tokens_come_twice_and_are_shown_without_curves(data):
+    """An induction head shows its stripe there; the logits are not fitted, so that there is no distance curve."""
+    tokens = data["texts"][-1]["tokens"]
+    half = len(tokens) // 2
+    assert tokens[:half] == tokens[half:]
+    assert len(tokens) == 28  # as many as the model has positions for, an even number
+    for record in (record for layer in data["records"] for record in layer):
+        assert set(record["documents"][-1]) == {"map"}
+        assert len(unpacked(record["documents"][-1]["map"])) == len(tokens) * (len(tokens) + 1) // 2
+
+
+@pytest.mark.parametrize(("positions", "prefix"), [(512, ()), (512, (1,)), (9, (1,)), (2, (1,))])
+def test_repeated_tokens_fit_the_model(positions, prefix, tmp_path):
+    model = LlamaForCausalLM(llama_config(max_position_embeddings=positions))
+    save_tokenizer(tmp_path)
+    loaded = load_model(MemoryModel(model, tokenizer=AutoTokenizer.from_pretrained(tmp_path)))
+    repeated = repeated_tokens(replace(loaded, prefix=prefix))
+    half = min(REPEATED, (positions - len(prefix)) // 2)
+    if not half:
+        assert repeated is None
+        return
+    assert repeated.ids[: len(prefix)] == prefix
+    body = repeated.ids[len(prefix) :]
+    assert len(body) == 2 * half
+    assert body[:half] == body[half:]
+    assert not {0, 1, 2} & set(body)  # special tokens
+
+
 def test_one_document_has_no_band(tmp_path):
     report = make_report(tiny("llama"), texts=tokens(TOKENS), tokens=TOKENS, out=tmp_path)
     (data,) = report.data["models"]
-    assert len(data["texts"]) == data["sizes"]["axes"]["documents"] == 1
+    assert len(data["texts"]) - 1 == data["sizes"]["axes"]["documents"] == 1
     assert all("half" not in record and "mean" in record for layer in data["records"] for record in layer)
 
 
@@ -279,6 +314,51 @@ def test_nothing_comes_from_elsewhere(page, made):
     assert "default-src 'none'" in policy
     own = page.scripts[3] + re.search(r"<style>(.*?)</style>", made.path.read_text("utf-8"), re.DOTALL)[1]
     assert not re.search(r"https?:|@import|url\(|innerHTML|insertAdjacentHTML|document\.write", own)
+
+
+def test_the_page_of_a_small_model_is_small(made, tmp_path):
+    """The bundle of plotly.js draws every chart of a page; figures with other traces bring all of plotly.js."""
+    assert made.path.stat().st_size <= 1_500_000
+    (model,) = made.report.data["models"]
+    figure = {"data": [{"type": "scatter3d", "x": [0], "y": [0], "z": [0]}], "layout": {}}
+    others = [{**model["others"][0], "figure": figure}]
+    large = replace(made.report, data={**made.report.data, "models": [{**model, "others": others}]})
+    for report, is_drawn in ((made.report, False), (large, True)):
+        code = gzip.decompress(base64.b64decode(Page(report.html()).scripts[2])).decode()
+        assert code.lstrip().startswith("/**\n* plotly.js")
+        assert ('name:"scatter3d"' in code) == is_drawn
+        for kind in ("bar", "box", "contour", "heatmap", "histogram", "histogram2d", "pie", "scatter", "violin"):
+            assert f'name:"{kind}"' in code
+
+
+def test_roles_and_portraits_of_model_and_control(data, made):
+    """Identity: what the page shows is what the rules say about the stored runs."""
+    for weights in ("trained", "random"):
+        (folder,) = made.out.glob(f"heads-*tiny-{weights}-*")
+        run = StoredRun(RunDirectory.load(folder))
+        roles, sentences = find_roles(run), portraits(run)
+        for layer, heads in enumerate(data["roles"]["heads"][weights]):
+            assert heads == [
+                {"roles": [role.role for role in roles[layer, head]], "portrait": sentences[layer, head]}
+                for head in range(4)
+            ]
+    assert set(data["roles"]["metrics"].values()) <= {metric["id"] for metric in data["metrics"]}
+
+
+def test_distance_curves_of_control_models(data, made):
+    """Brute force: the mean over documents of curves without their means, and the interval's half width."""
+    for weights in ("random", "shuffled"):
+        (folder,) = made.out.glob(f"axes-*tiny-{weights}-*")
+        run = StoredRun(RunDirectory.load(folder))
+        for layer in range(2):
+            curves = [run.curve(layer, "a", document=document).double() for document in range(2)]
+            for head in range(4):
+                first, second = (curve[head] - curve[head].mean() for curve in curves)
+                record = data["control_curves"][weights][layer][head]
+                half = 12.706204736 * (first - second).abs() / 2  # Student's factor of two documents
+                for name, expected in (("mean", (first + second) / 2), ("half", half)):
+                    step = (expected.max() - expected.min()) / 254
+                    np.testing.assert_allclose(unpacked(record[name]), expected, rtol=1e-5, atol=0.51 * float(step))
 
 
 def test_hostile_text_is_only_data(page, made, data):

@@ -19,6 +19,7 @@ from wherewhat.boundary import shown
 from wherewhat.cli import options
 from wherewhat.cli.claims import claims
 from wherewhat.cli.compare import compare
+from wherewhat.cli.head import head
 from wherewhat.cli.options import Given, collect, with_fields
 from wherewhat.cli.plan import plan
 from wherewhat.cli.report import export, report
@@ -149,6 +150,8 @@ def _print_json(values: dict[str, Any]) -> None:
 
 
 _MANY = "Many runs"
+_LOADING = ("report", "check", "head", "plan", "claims", "sweep")
+"""Commands besides measurements that load models."""
 _COMMANDS = "wherewhat.commands"
 _LONGEST_LINE = 2000
 """Characters of an error, which may quote a value of any length."""
@@ -185,6 +188,7 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
     commands: dict[str, tuple[str, Callable[..., Any] | Measurement]] = {
         "report": ("Start here", report),
         "check": ("Start here", check),
+        "head": ("Start here", head),
         "plan": ("Start here", plan),
         "claims": ("Start here", claims),
         # Panels of the help are in the order of their first commands.
@@ -271,6 +275,7 @@ def _plugin_warnings_as_lines() -> Iterator[None]:
 def _run(arguments: list[str]) -> int:
     try:
         command = typer.main.get_command(build(arguments))
+        _say_start(arguments)
         # Not through the command's own main, which handles interrupts and closed pipes itself.
         with command.make_context("wherewhat", list(arguments)) as context:
             result = command.invoke(context)
@@ -308,6 +313,12 @@ def _run(arguments: list[str]) -> int:
             return _say("out of memory: ask for fewer tokens, a smaller dtype, or --device-map auto")
         raise
     return result if isinstance(result, int) else 0
+
+
+def _say_start(arguments: Sequence[str]) -> None:
+    """Show one line on a terminal before a command imports torch and loads a model, which take seconds."""
+    if arguments and arguments[0] in (*BUILT_IN, *_LOADING) and not {"-h", "--help"} & {*arguments}:
+        TerminalProgress().say(f"wherewhat {arguments[0]}: starting")
 
 
 def _give_up_output() -> None:

@@ -68,7 +68,8 @@ def load_memory(
         device=describe_device(model),
         revision=None if loaded is None else loaded.revision,
         weights_hash=weights_hash(model) if hashed else "",
-        tokenizer_hash=tokenizer_hash(tokenizer, prefix),
+        # That of a large vocabulary takes seconds.
+        tokenizer_hash=loaded.tokenizer_hash if loaded and not hashed else tokenizer_hash(tokenizer, prefix),
         prefix=prefix,
         packages=() if loaded is None else loaded.packages,
     )

@@ -1,11 +1,12 @@
-"""The excerpt of a model that a report makes with one pass per document, and the file that stores it."""
+"""The excerpt of a model that a report makes with one pass per text, and the file that stores it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.structure import turns_by_length
-from wherewhat.errors import ConfigError, StoreError
+from wherewhat.errors import ConfigError, StoreError, TextError
 from wherewhat.files import JSON, config_hash, file_sha256, make_folder, read_sealed, run_folder_name, write_sealed
-from wherewhat.models.loaded import LoadedModel, evaluation, max_positions
+from wherewhat.models.loaded import LoadedModel, NoTokenizer, evaluation, max_positions
 from wherewhat.models.memory import weight_sample
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.report.views import Capacity
@@ -29,6 +30,8 @@ from wherewhat.runs.schema import ProfileFile, profile_name, write_profiles
 from wherewhat.runs.subject import ModelSubject
 from wherewhat.scores import Column
 from wherewhat.text.documents import Document, text_hash
+from wherewhat.text.prompts.kinds import make_prompts
+from wherewhat.text.prompts.vocabulary import PieceTokenizer
 
 ROWS, FURTHER_ROWS = 48, 24
 """Tokens of the first and of each further document whose logits are drawn: what a small screen resolves, and what keeps
@@ -37,15 +40,21 @@ the page of a model with 1,024 heads below 15 MB."""
 PASSAGES = 3
 """Largest number of documents whose logits are drawn."""
 
-_LOGITS, _EXCERPT = "logits.safetensors", "excerpt.json"
+REPEATED = 24
+"""Random tokens that are followed by themselves: an induction head attends along a stripe there, which prose hides."""
+
+REPEATED_NAME = "repeated random tokens"
+"""Name of that text."""
+
+_LOGITS, _EXCERPT, _REPEATED = "logits.safetensors", "excerpt.json", "repeated"
 
 
 @dataclass(frozen=True)
 class Passage:
-    """The first tokens of one document.
+    """The first tokens of one text.
 
     Attributes:
-        tokens: The first document, or the drawn tokens of a further one, in pieces, one for each token.
+        tokens: The first document, or the drawn tokens of another text, in pieces, one for each token.
         logits: Lower triangles of the first rows' logits by layer, ``(heads, pairs)``, row after row; NaN where a
             query does not see a key.
     """
@@ -56,7 +65,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """What one pass over each of the first documents shows.
+    """What one pass over each of the first documents, and over repeated random tokens, shows.
 
     Attributes:
         passages: One for each of the first documents.
@@ -64,6 +73,7 @@ class Excerpt:
         facts: Name, size and type of the model.
         capacity: What the model and the texts allow to be measured.
         seconds: Time of the passes per token, for estimates.
+        repeated: Random tokens that come twice; None where the model has too few positions.
     """
 
     passages: list[Passage]
@@ -71,6 +81,7 @@ class Excerpt:
     facts: dict[str, Any]
     capacity: Capacity
     seconds: float
+    repeated: Passage | None = None
 
     @property
     def logits(self) -> dict[int, Tensor]:
@@ -79,26 +90,21 @@ class Excerpt:
 
 
 def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int, proof: Proof | None = None) -> Excerpt:
-    """Run the model once on the first tokens of each of the first documents.
+    """Run the model once on the first tokens of each of the first documents, and on repeated random tokens.
 
-    The first, by which the speed is known, has as many tokens as the decomposition will have; so have the others if
-    rotations depend on the length.
+    The first document, by which the speed is known, has as many tokens as the decomposition will have; so have the
+    others if rotations depend on the length.
     """
     loaded.check_length(tokens)
     shortest = min(document_length(loaded, text) for text in texts)
     ids = [document_text(loaded, text, tokens).ids[0] for text in texts][:PASSAGES]  # all texts are long enough
+    repeated = repeated_tokens(loaded)
     passages: list[Passage] = []
     sinks: dict[int, list[float]] = {}
     kv_heads: set[int] = set()
     planes: list[int] = []
 
-    def keep(attention: LayerAttention) -> None:
-        rows = _rows(len(passages) - 1, tokens)
-        i, j = torch.tril_indices(rows, rows).unbind()
-        first = slice(0, rows)
-        scores = attention.attn_scores(first)[0, :, :, :rows].double().cpu()
-        seen = attention.visible(first)[..., :rows].expand(1, attention.heads, rows, rows)[0].cpu()
-        passages[-1].logits[attention.layer] = scores.masked_fill(~seen, torch.nan)[:, i, j]
+    def see(attention: LayerAttention) -> None:
         if attention.sinks is not None:
             sinks[attention.layer] = attention.sinks.double().cpu().flatten().tolist()
         kv_heads.add(attention.kv_heads)
@@ -109,12 +115,18 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
     seconds = 0.0
     with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
         for number, document in enumerate(ids):
-            pieces = _pieces(loaded, texts[number], document)
-            passages.append(Passage(pieces[: _rows(number, tokens)] if number else pieces, {}))
+            rows = min(FURTHER_ROWS if number else ROWS, tokens)
+            pieces = text_pieces(loaded, texts[number], document)
             whole = number == 0 or turns_by_length(loaded.model.config.get_text_config())
             started = time.perf_counter()
-            subject.run(document[None, : None if whole else _rows(number, tokens)], keep)
+            logits = lower_logits(subject, document if whole else document[:rows], rows, see)
             seconds = seconds or (time.perf_counter() - started) / tokens
+            passages.append(Passage(pieces[:rows] if number else pieces, logits))
+        drawn = None
+        if repeated is not None:
+            random_ids = document_text(loaded, repeated, len(repeated.ids or ())).ids[0]
+            logits = lower_logits(subject, random_ids, len(random_ids))
+            drawn = Passage(text_pieces(loaded, repeated, random_ids), logits)
     try:
         trained = subject.trained_length()
     except ConfigError:
@@ -135,15 +147,63 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
         "sample": weight_sample(loaded.model),
     }
     capacity = Capacity(trained, hard_limit, min(planes, default=0), shortest)
-    return Excerpt(passages, sinks, facts, capacity, seconds)
+    return Excerpt(passages, sinks, facts, capacity, seconds, drawn)
 
 
-def _rows(number: int, tokens: int) -> int:
-    """Return the number of drawn tokens of a document."""
-    return min(FURTHER_ROWS if number else ROWS, tokens)
+def lower_logits(
+    subject: ModelSubject,
+    ids: Tensor,
+    rows: int,
+    see: Callable[[LayerAttention], None] | None = None,
+    *,
+    layers: Collection[int] | None = None,
+) -> dict[int, Tensor]:
+    """Run a model on ``ids`` ``(n,)`` and return the logits of the first tokens by layer, as a passage has them.
+
+    Args:
+        subject: The model.
+        ids: Token ids.
+        rows: Number of queries and keys.
+        see: Called with each layer.
+        layers: The layers to return; all by default.
+    """
+    i, j = torch.tril_indices(rows, rows).unbind()
+    logits = {}
+
+    def keep(attention: LayerAttention) -> None:
+        if see is not None:
+            see(attention)
+        if layers is not None and attention.layer not in layers:
+            return
+        first = slice(0, rows)
+        scores = attention.attn_scores(first)[0, :, :, :rows].double().cpu()
+        seen = attention.visible(first)[..., :rows].expand(1, attention.heads, rows, rows)[0].cpu()
+        logits[attention.layer] = scores.masked_fill(~seen, torch.nan)[:, i, j]
+
+    subject.run(ids[None], keep)
+    return logits
 
 
-def _pieces(loaded: LoadedModel, document: Document, ids: Tensor) -> list[str]:
+def repeated_tokens(loaded: LoadedModel) -> Document | None:
+    """Return the model's prefix and :data:`REPEATED` random tokens, twice; fewer where it has few positions.
+
+    None where it has too few for any, and where its tokenizer has no ordinary tokens.
+    """
+    limit, _ = max_positions(loaded.model)
+    most = len(loaded.prefix) + 2 * REPEATED
+    tokens = most if limit is None else min(most, limit)
+    vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
+    if isinstance(loaded.tokenizer, NoTokenizer):
+        tokenizer = PieceTokenizer(lambda _: (), lambda ids: loaded.tokenizer.decode(list(ids)), vocabulary)
+    else:
+        tokenizer = PieceTokenizer.of(loaded.tokenizer, loaded.prefix, vocabulary=vocabulary)
+    with suppress(ConfigError, TextError):
+        (prompt,) = make_prompts("random", tokenizer, tokens=tokens - (tokens - len(loaded.prefix)) % 2, repeat=2)
+        return Document(REPEATED_NAME, "", ids=tuple(prompt.ids))
+    return None
+
+
+def text_pieces(loaded: LoadedModel, document: Document, ids: Tensor) -> list[str]:
     """Return the text in pieces, one per token; together they are the text if the tokenizer has character offsets."""
     prefix, text = len(loaded.prefix) if document.ids is None else 0, document.text
     names = [str(loaded.tokenizer.decode([index])) for index in ids[:prefix].tolist()]
@@ -190,7 +250,7 @@ class ExcerptFile:
             state = loaded_model((models or LastModel()).loaded(model))
         else:
             state = model_files(model)
-        drawn: list[JSON] = [ROWS, FURTHER_ROWS, PASSAGES]
+        drawn: list[JSON] = [ROWS, FURTHER_ROWS, PASSAGES, REPEATED]
         key = config_hash({**state, "texts": text_hash(texts), "tokens": tokens, "passages": drawn})
         name = str(state["model"])
         return cls(out / run_folder_name(f"excerpt-{name}-{model.weights}", key), name)
@@ -204,10 +264,13 @@ class ExcerptFile:
             stored = json.loads(str(sealed["excerpt"]))
             file = ProfileFile(self.path / _LOGITS)
             layers = stored.pop("layers")
-            passages = [
-                Passage(tokens, {layer: file[profile_name(str(number), layer, "logits")] for layer in layers})
-                for number, tokens in enumerate(stored.pop("tokens"))
-            ]
+
+            def passage(name: str, tokens: list[str]) -> Passage:
+                return Passage(tokens, {layer: file[profile_name(name, layer, "logits")] for layer in layers})
+
+            passages = [passage(str(number), tokens) for number, tokens in enumerate(stored.pop("tokens"))]
+            repeated = stored.pop("repeated")
+            stored["repeated"] = None if repeated is None else passage(_REPEATED, repeated)
             stored["facts"]["sample"]  # excerpts of earlier versions have none
             sinks = {int(layer): values for layer, values in stored.pop("sinks").items()}
             capacity = Capacity(**stored.pop("capacity"))
@@ -218,14 +281,18 @@ class ExcerptFile:
     def write(self, excerpt: Excerpt) -> None:
         """Store the excerpt."""
         make_folder(self.path)
+        passages = {str(number): passage for number, passage in enumerate(excerpt.passages)}
+        if excerpt.repeated is not None:
+            passages[_REPEATED] = excerpt.repeated
         logits = {
-            profile_name(str(number), layer, "logits"): Column(values, ("head", "pair"))
-            for number, passage in enumerate(excerpt.passages)
+            profile_name(name, layer, "logits"): Column(values, ("head", "pair"))
+            for name, passage in passages.items()
             for layer, values in passage.logits.items()
         }
         write_profiles(self.path / _LOGITS, logits)
         stored = {
             "tokens": [passage.tokens for passage in excerpt.passages],
+            "repeated": None if excerpt.repeated is None else excerpt.repeated.tokens,
             "layers": sorted(excerpt.logits),
             "sinks": excerpt.sinks,
             "facts": excerpt.facts,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import html
 import importlib
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
 
 
 _SCRIPTS = (
-    "tools", "charts", "downloads", "model", "side_by_side", "map", "heads", "matrix", "telling", "panel", "plane",
-    "curves", "learning", "claims", "others", "method", "terms", "state", "unfinished", "start",
+    "tools", "charts", "downloads", "model", "side_by_side", "map", "heads", "matrix", "text", "thumbnails", "hero",
+    "telling", "panel", "plane", "curves", "learning", "claims", "others", "method", "terms", "questions", "state",
+    "unfinished", "start",
 )  # fmt: skip
 """The page's script, a file for each section; later ones use what earlier ones define."""
 
@@ -93,6 +96,19 @@ def result_page(data: dict[str, Any]) -> Report:
     """Return the page of one measurement, from :func:`wherewhat.report.sections.result_data`."""
     scripts = ("tools", "charts", "downloads", "others", "method", "result")
     return Report("result", data, body="result.html", scripts=scripts)
+
+
+def attention_page(data: dict[str, Any]) -> str:
+    """Return the page of attention on texts, from :class:`wherewhat.report.attention_view.AttentionView`."""
+    scripts = ("tools", "charts", "downloads", "matrix", "text", "thumbnails", "state", "attention")
+    return whole_page(
+        title="wherewhat: attention",
+        body=asset("attention.html"),
+        style=asset("page.css") + asset("attention.css"),
+        scripts=[asset(f"{name}.js") for name in scripts],
+        data=data,
+        plotly=False,
+    )
 
 
 def comparison_page(comparison: RunComparison) -> str:
@@ -161,21 +177,23 @@ def asset(name: str) -> str:
     return (files("wherewhat.report") / "assets" / name).read_text("utf-8")
 
 
-def whole_page(*, title: str, body: str, style: str, scripts: Iterable[str], data: Any, charts: Any) -> str:
-    """Return a page in the common frame: shared and own style and script, plotly.js, data and charts as plain JSON.
+def whole_page(
+    *, title: str, body: str, style: str, scripts: Iterable[str], data: Any, charts: Any = None, plotly: bool = True
+) -> str:
+    """Return a page in the common frame: shared and own style and script, data and charts as plain JSON.
 
-    All scripts are put into one function, so that their names are local. Arrays of charts that are part of the data
-    are stored as their path there.
+    ``plotly`` adds plotly.js, compressed, which a page without charts does not need. All scripts are put into one
+    function, so that their names are local. Arrays of charts that are part of the data are stored as their path there.
     """
     code = "\n".join([asset("elements.js"), *scripts])
     parts = {
         "TITLE": title,
         "STYLE": asset("base.css") + style,
         "BODY": body,
-        "PLOTLY": _in_script(plotly_js()),
+        "PLOTLY": base64.b64encode(plotly_js(_trace_types([data, charts]))).decode("ascii") if plotly else "",
         "DATA": script_json(data),
         "FIGURES": script_json({"dark": DARK, "charts": referenced(charts, data)}),
-        "SCRIPT": _in_script(f'"use strict";\n(() => {{\n{code}\n}})();'),
+        "SCRIPT": _in_script(f'"use strict";\n(async () => {{\n{code}\n}})();'),
     }
     return _filled("frame.html", parts)
 
@@ -190,10 +208,36 @@ def _in_script(code: str) -> str:
     return re.sub(r"</(?=script)", r"<\\/", code, flags=re.IGNORECASE)
 
 
-def plotly_js() -> str:
-    """Return the code of plotly.js; raise if plotly is not installed."""
+_BUNDLE = "plotly-cartesian.min.js.gz"
+"""The official bundle ``plotly.js-cartesian-dist-min`` 4.1.1 (MIT) of npm, a third of the whole plotly.js."""
+
+_BUNDLED = frozenset({"bar", "box", "contour", "heatmap", "histogram", "histogram2d", "pie", "scatter", "violin"})
+"""Types of traces that the bundle draws."""
+
+
+def plotly_js(types: Iterable[str] = ()) -> bytes:
+    """Return the code of plotly.js, compressed: the bundle if it draws these types of traces, else all of plotly.js.
+
+    Raises:
+        ConfigError: If plotly is not installed, which draws the figures of other measurements.
+    """
     try:
         offline = importlib.import_module("plotly.offline")
     except ImportError:
         raise ConfigError("the report needs the package 'plotly', which is not installed: pip install plotly") from None
-    return str(offline.get_plotlyjs())
+    if _BUNDLED.issuperset(types):
+        return (files("wherewhat.report") / "assets" / _BUNDLE).read_bytes()
+    return gzip.compress(offline.get_plotlyjs().encode("utf-8"), mtime=0)
+
+
+def _trace_types(part: Any) -> Iterator[str]:
+    """Yield the types of the traces of all charts in a part of the data: those of a list ``data`` beside a layout."""
+    if isinstance(part, dict):
+        if "layout" in part and isinstance(part.get("data"), list):
+            yield from (trace.get("type", "scatter") for trace in part["data"])
+        else:
+            part = list(part.values())
+    if isinstance(part, list):
+        for item in part:
+            if isinstance(item, dict | list):
+                yield from _trace_types(item)

@@ -15,6 +15,7 @@ from wherewhat.measures.perturb import KINDS, percent
 from wherewhat.measures.statistics import interval
 from wherewhat.measures.swaps import LABELS, SCORE_LABELS
 from wherewhat.report.data import head_values, interval_json, mean_of, rounded, rounded_list
+from wherewhat.rules.roles import PATTERNS, ROLE_METRICS, ROLES, find_roles, portraits
 from wherewhat.runs.results import StoredRun
 from wherewhat.scores import NON_NEGATIVE
 
@@ -194,3 +195,23 @@ def _votes(
     listed = [single.get((layer, head), []) for head in range(len(codes))]
     pairs = zip(listed, codes, strict=True)
     return [[0 if code is None else values.count(code), len(values)] for values, code in pairs]
+
+
+def roles(runs: Mapping[str, StoredRun], layers: Sequence[int]) -> dict[str, Any] | None:
+    """Return roles and portrait of every head of a model and its control models, of runs of heads by weights.
+
+    Returns:
+        ``names`` of all roles, those that are ``patterns``, their ``metrics``, and by weights and layer a list of
+        ``roles`` and the ``portrait`` of each head; None for a layer without scores. None if there are no runs.
+    """
+    if not runs:
+        return None
+    heads: dict[str, list[list[dict[str, Any]] | None]] = {}
+    for weights, run in runs.items():
+        sentences = portraits(run)
+        listed = {place: [item.role for item in items] for place, items in find_roles(run).items()}
+        by_layer: dict[int, list[dict[str, Any]]] = {}
+        for (layer, head), sentence in sorted(sentences.items()):
+            by_layer.setdefault(layer, []).append({"roles": listed[layer, head], "portrait": sentence})
+        heads[weights] = [by_layer.get(layer) for layer in layers]
+    return {"names": list(ROLES), "patterns": list(PATTERNS), "metrics": ROLE_METRICS, "heads": heads}

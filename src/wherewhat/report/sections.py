@@ -33,9 +33,9 @@ from wherewhat.report.data import (
     summary_json,
     terms,
 )
-from wherewhat.report.excerpt import Excerpt
+from wherewhat.report.excerpt import REPEATED_NAME, Excerpt
 from wherewhat.report.figures import figure, pareto_figure
-from wherewhat.report.run_sections import bands, controlled_distance, lengths, perturbation, swaps
+from wherewhat.report.run_sections import bands, controlled_distance, lengths, perturbation, roles, swaps
 from wherewhat.report.telling import telling_heads
 from wherewhat.rules.captions import captions
 from wherewhat.rules.claims.claim import number_words, verdict_words
@@ -56,7 +56,8 @@ def head_records(
     """Return for each layer and head the data of its panel.
 
     Each has the logit of its sink, its planes, the mean distance curve over documents with half the width of its
-    interval, and for each drawn document its logits and its curves, so that ``a[i-j] + b[i] + c[j]`` is the fit.
+    interval, and for each drawn document its logits and its curves, so that ``a[i-j] + b[i] + c[j]`` is the fit. The
+    last of them are the repeated random tokens, which have no curves.
     ``a`` is stored as its difference to the mean curve, plus the number ``level``; the logits of further documents as
     their difference to the fit, which eight bits represent well.
     """
@@ -75,6 +76,8 @@ def head_records(
         ]
         for head, (record, of_head) in enumerate(zip(listed, _documents(runs, excerpt, layer, distances), strict=True)):
             record |= of_head
+            if excerpt.repeated is not None:
+                record["documents"].append({"map": packed(excerpt.repeated.logits[layer][head], bits=16)})
             if layer in excerpt.sinks:
                 record["sink"] = rounded(excerpt.sinks[layer][head])
         records.append(listed)
@@ -93,8 +96,7 @@ def _documents(runs: Runs, excerpt: Excerpt, layer: int, distances: Sequence[int
             {"documents": [{"map": packed(x[head], bits=b)} for x, b in zip(logits, bits, strict=True)]}
             for head in range(len(logits[0]))
         ]
-    near = [distance for distance in distances if distance < max(curve.shape[1] for curve in curves)]
-    centred, levels = centred_curves(curves, near)
+    centred, levels = _centred(curves, distances)
     mean, half = band(centred)
     listed: list[dict[str, Any]] = [{"mean": packed(curve, bits=16), "documents": []} for curve in mean]
     for document, values in enumerate(logits):
@@ -116,6 +118,33 @@ def _documents(runs: Runs, excerpt: Excerpt, layer: int, distances: Sequence[int
             if not document:
                 record["key"] = packed(c[head], bits=8)
                 record |= {"half": packed(half[head], bits=8)} if len(curves) > 1 else {}
+    return listed
+
+
+def _centred(curves: Sequence[Tensor], distances: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return distance curves as :func:`centred_curves` does, at the distances that the longest of them has."""
+    longest = max(curve.shape[1] for curve in curves)
+    return centred_curves(curves, [distance for distance in distances if distance < longest])
+
+
+def control_curves(
+    runs: Runs, layers: Sequence[int], distances: Sequence[int]
+) -> dict[str, list[list[dict[str, Any]] | None]]:
+    """Return for each control model, by layer, the mean distance curve of every head with its interval's half width."""
+    listed: dict[str, list[list[dict[str, Any]] | None]] = {}
+    for weights, run in runs.weights("axes").items():
+        if weights == runs.own:
+            continue
+        by_layer = listed.setdefault(weights, [])
+        for layer in layers:
+            every = [run.curve(layer, "a", document=document) for document in range(len(run.documents))]
+            curves = [curve for curve in every if curve is not None]
+            if not curves:
+                by_layer.append(None)
+                continue
+            mean, half = band(_centred(curves, distances)[0])
+            reach = [{"half": packed(curve, bits=8)} if len(curves) > 1 else {} for curve in half]
+            by_layer.append([{"mean": packed(curve, bits=8), **of} for curve, of in zip(mean, reach, strict=True)])
     return listed
 
 
@@ -142,6 +171,8 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
 
     summary, scores = summarise(runs), section("heads", lambda run: swaps(run, layers))
     telling, without = telling_heads(scores, excerpt, layers)
+    heads = {weights: run for weights, run in runs.weights("heads").items() if "s_pos" in run.head_metrics}
+    controls = {weights: swaps(run, layers) for weights, run in heads.items() if weights != runs.own}
     return {
         "model": {
             "unmeasured": [],
@@ -162,13 +193,19 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         "sizes": sizes(runs),
         "terms": terms(runs),
         "metrics": metric_tables(runs, layers),
-        "swaps": scores,
+        "swaps": None if scores is None else {**scores, "controls": controls},
+        "roles": roles(heads, layers),
         "records": head_records(runs, excerpt, layers, distances),
+        "control_curves": control_curves(runs, layers, distances),
         "distances": distances,
         "turns": turns_per_token(runs, layers),
         "texts": [
             {"document": printable(document), "tokens": passage.tokens}
-            for document, passage in zip(first.documents, excerpt.passages, strict=False)
+            for document, passage in zip(
+                [*first.documents[: len(excerpt.passages)], REPEATED_NAME],
+                [*excerpt.passages, *([] if excerpt.repeated is None else [excerpt.repeated])],
+                strict=False,
+            )
         ],
         "distance": section("distance", controlled_distance),
         "perturbation": section("perturb", perturbation),

@@ -92,6 +92,17 @@ def _label(swaps: Mapping[str, Any], at: int, head: int) -> str:
     return "" if code is None else str(swaps["codes"][int(code)])
 
 
+def attention_weights(logits: Tensor, sink: float | None = None) -> tuple[Tensor, Tensor]:
+    """Return attention weights ``(rows, rows)``, and which keys each query sees, of logits as in a passage."""
+    rows = int((2 * logits.numel()) ** 0.5)
+    i, j = torch.tril_indices(rows, rows).unbind()
+    square = torch.full((rows, rows + 1), -torch.inf, dtype=torch.float64)
+    square[i, j] = logits.double().nan_to_num(-torch.inf)
+    square[:, rows] = -torch.inf if sink is None else sink
+    seen = square[:, :rows].isfinite()
+    return square.softmax(-1)[:, :rows].where(seen, 0.0), seen
+
+
 def telling_line(logits: Tensor, sink: float | None = None) -> dict[str, int] | None:
     """Return the query and the earlier key whose attention exceeds most the mean over all queries that see the key.
 
@@ -105,13 +116,8 @@ def telling_line(logits: Tensor, sink: float | None = None) -> dict[str, int] | 
     Returns:
         Their indices, the first of equals, and that of the first token to show; None if there is no such pair.
     """
-    rows = int((2 * logits.numel()) ** 0.5)
-    i, j = torch.tril_indices(rows, rows).unbind()
-    square = torch.full((rows, rows + 1), -torch.inf, dtype=torch.float64)
-    square[i, j] = logits.double().nan_to_num(-torch.inf)
-    square[:, rows] = -torch.inf if sink is None else sink
-    seen = square[:, :rows].isfinite()
-    shares = square.softmax(-1)[:, :rows].where(seen, 0.0)
+    shares, seen = attention_weights(logits, sink)
+    rows = len(shares)
     excess = shares - shares.sum(0) / seen.sum(0).clamp(min=1)
     i, j = torch.arange(rows)[:, None], torch.arange(rows)
     allowed = seen & (i >= rows // 2) & (j > 0) & (j < i) & (i - j < _LINE)

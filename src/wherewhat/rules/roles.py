@@ -66,6 +66,9 @@ _SOUGHT = ("induction", "duplicate token", "retrieval")
 _SCORES = {"positional": "s_pos_no_sink", "symbolic": "s_sym_no_sink", "sink": "sink_mass"}
 """The metric that a label is shown with."""
 
+ROLE_METRICS = {**{role: pattern.metric for role, pattern in PATTERNS.items()}, **_SCORES}
+"""The metric of each role that has one."""
+
 _DECIDES = {
     "positional": "position decides, content hardly matters",
     "symbolic": "content decides, position hardly matters",

@@ -204,7 +204,7 @@ class Request:
         metavar="TASK",
     )
     documents: int | None = option(
-        None, "Number of documents or items (default: all given; embedded text and prompts: 4, tasks: 100)."
+        None, "Number of documents, prompts or items (default: all given; embedded text and --prompts: 4, tasks: 100)."
     )
     tokens: int | None = option(
         None, "Tokens of each document (default: 512, or as many as the shortest document has)."
@@ -385,6 +385,14 @@ def model_inputs(
                 make_prompts(prompt_set.kind, tokenizer, count=prompt_set.count, seed=seed, **prompt_set.options), 1
             )
         ]
+        if request.documents is not None:
+            if request.documents > len(named):
+                raise ConfigError(
+                    f"--documents is {request.documents}, but {measurement.name} makes {len(named)} prompts: ask for "
+                    "fewer, or for more with --set count=N"
+                )
+            # Spread evenly over kinds and sizes.
+            named = [named[number * len(named) // request.documents] for number in range(request.documents)]
     for _, prompt in named:
         loaded.check_length(len(prompt.ids), allow_beyond=request.beyond)
     return [_input(loaded, name, prompt) for name, prompt in named]

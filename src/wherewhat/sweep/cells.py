@@ -312,13 +312,15 @@ def _cells(
             drawn = variant.request.weights != "trained" or makes_own or (text is not None and text.prompts is not None)
             if not drawn and not variant.first_seed:
                 continue
+            # A number of texts for all measurements is not one of prompts.
+            common = {name: value for name, value in on_texts.items() if not (makes_own and name == "documents")}
             request = Request(
                 measurement=measurement.name,
                 model=variant.request,
                 files=text.files if text else None,
                 prompts=text.prompts if text else None,
                 options=entry.options,
-                **{**on_texts, **(text.shared if text else {}), **entry.shared},
+                **{**common, **(text.shared if text else {}), **entry.shared},
             )
             sha256, count = identify(request, measurement)
             inputs: dict[str, JSON] = {"texts": sha256, "model": variant.files, **software}
@@ -337,7 +339,7 @@ def _separate(request: Request, measurement: Measurement, count: int) -> int:
         return 1
     if isinstance(measurement, QuestionMeasurement):
         config = build_config(measurement.config, request.options)
-        return sum(prompt_set.count for prompt_set in measurement.prompts(config))
+        return request.documents or sum(prompt_set.count for prompt_set in measurement.prompts(config))
     return count or request.documents or DEFAULT_DOCUMENTS
 
 

@@ -15,10 +15,11 @@ function bring(chart) {
   chart.stale = false;
   chart.paint();
 }
-// A chart for the element with that id; paint() draws it. For download it may have its own numbers() and picture().
-function chart(id, paint, own = {}) {
+// A chart for the element with that id; paint() draws it. For download it may have its own numbers() and picture(), or
+// there are no downloads.
+function chart(id, paint, { downloads = true, ...own } = {}) {
   charts.set(id, { paint, ...own, stale: true, near: false });
-  offerDownloads(id);
+  if (downloads) offerDownloads(id);
   near.observe(by(id));
 }
 function redraw(...ids) {
@@ -29,5 +30,8 @@ function redraw(...ids) {
   }
 }
 const redrawAll = () => redraw(...charts.keys());
-const drawAll = () => charts.forEach(bring);
+const drawAll = () => {
+  for (const fold of document.querySelectorAll("details.fold")) fold.open = true;
+  charts.forEach(bring);
+};
 addEventListener("beforeprint", drawAll);

@@ -60,6 +60,7 @@ function offerDownloads(id) {
     if (numbers || place._fullData) action(numbers ?? (() => numbersOf(place)), picture ?? (() => place));
   });
   offer("CSV", (numbers) => save(`${fileName(id)}.csv`, csv(numbers())));
+  if (typeof Plotly === "undefined") return;
   const drawn = (picture) => {
     const { data: traces, layout } = picture();
     return { data: traces, layout: { ...layout, paper_bgcolor: isDark() ? "#15161a" : "#ffffff" } };

@@ -6,7 +6,6 @@ function spanOf(values) {
   const [low, high] = [at(0.01), at(0.99)];
   return high > low ? [low, high] : [low - 0.5, low + 0.5];
 }
-const defined = (values) => (values ?? []).flat().filter((x) => x !== null && x !== undefined);
 const ownSpan = (metric) => (metric.categories.length ? [0, metric.categories.length - 1 || 1] : spanOf(defined(metric.values[data.model.weights])));
 const ticksOf = (metric) => (metric.categories.length ? { tickvals: metric.categories.map((_, i) => i), ticktext: metric.categories.map(plain) } : {});
 // Distributions over heads of the model and its control models on one axis, in the colours of the map.
@@ -55,7 +54,7 @@ function drawMap() {
   place.removeAllListeners("plotly_click");
   place.on("plotly_click", (event) => {
     const l = layers.indexOf(event.points[0].y);
-    if (event.points[0].x < data.model.heads[l]) choose(l, event.points[0].x, true);
+    if (event.points[0].x < data.model.heads[l]) openHead(l, event.points[0].x, event.event);
   });
 }
 const numbersOfHeadsWith = (metric, weights) => data.model.layers.flatMap((layer, l) => (metric.values[weights]?.[l] ?? []).map((x, h) => [layer, h, named(metric, x)]));
@@ -81,21 +80,35 @@ function writeMetric() {
   by("weights-note").textContent = missing ? `${metric.title} was not measured with ${missing} weights: the map shows ${chosen.weights}.` : "";
   fill(by("weights"), names.map((name) => [name, name]));
   by("weights").value = chosen.weights;
-  writePanelWeights();
 }
-// Metrics in groups, one for each measurement.
+// The first ten of these that were measured are listed first; diagnostics of the measurements are last.
+const MAIN = ["r", "unique_a", "unique_c", "s_pos_no_sink", "s_sym_no_sink", "sink_mass", "previous_token", "induction", "retrieval", "removal_loss", "entropy"];
+const DIAGNOSTICS = ["effective_swaps", "swap_bound", "swaps_kept", "q_rank", "k_rank", "rank_one_q", "rank_one_k", "rank_one_q_centred", "rank_one_k_centred", "turning_q", "turning_k"];
+let listsAll = false;
+// Metrics in groups: the main ones, and on request one group for each measurement and the diagnostics.
 function fillMetrics() {
+  const main = MAIN.filter((id) => data.metrics.some((metric) => metric.id === id)).slice(0, 10);
+  const groupOf = ({ id, group }) => (main.includes(id) ? "main metrics" : DIAGNOSTICS.includes(id) ? "diagnostics" : group);
+  const measured = data.metrics.map(groupOf).filter((group) => !["main metrics", "diagnostics"].includes(group));
+  const isShort = main.length > 0 && main.length < data.metrics.length;
+  by("more-metrics").hidden = !isShort;
+  listsAll = listsAll || !isShort || !main.includes(data.metrics[chosen.metric].id);
+  by("more-metrics").setAttribute("aria-pressed", String(listsAll));
   by("metric").replaceChildren();
-  for (const group of new Set(data.metrics.map((metric) => metric.group))) {
-    const place = make(by("metric"), "optgroup", null, { label: group });
-    data.metrics.forEach((metric, i) => metric.group === group && make(place, "option", metric.title, { value: i, title: metric.reading }));
+  for (const group of ["main metrics", ...(listsAll ? [...new Set(measured), "diagnostics"] : [])]) {
+    const members = data.metrics.map((metric, i) => ({ metric, i })).filter(({ metric }) => groupOf(metric) === group);
+    members.sort((x, y) => main.indexOf(x.metric.id) - main.indexOf(y.metric.id));
+    const place = members.length ? make(by("metric"), "optgroup", null, { label: group }) : null;
+    for (const { metric, i } of members) make(place, "option", metric.title, { value: i, title: metric.reading });
   }
   by("metric").value = chosen.metric;
 }
-function fillHeads() {
-  fill(by("head"), Array.from({ length: data.model.heads[chosen.layer] }, (_, h) => [h, h]));
-}
 const isWide = matchMedia("(min-width: 64rem)");
+// What a click on a head does: it opens the head, and with Shift shows it beside the chosen one.
+function openHead(layer, head, event) {
+  if (event.shiftKey) compareWith([layer, head]);
+  else choose(layer, head, true);
+}
 // Show a head; a click leads to its panel where that is not beside the map.
 function choose(layer, head, go = false) {
   const other = data.model.heads[layer] !== by("head").options.length;
@@ -108,30 +121,28 @@ function choose(layer, head, go = false) {
   saveView();
   if (go && !isWide.matches) by("panel").scrollIntoView();
   placeBox();
+  placeThumbnailBox();
 }
-const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0] };
 function listenToMap() {
+  by("more-metrics").addEventListener("click", () => {
+    listsAll = !listsAll;
+    fillMetrics();
+  });
   by("metric").addEventListener("change", (event) => {
     chosen.metric = +event.target.value;
     writeMetric();
+    writePanel();
     writeHeads();
     redraw("map", "range");
   });
   by("weights").addEventListener("change", (event) => {
     chosen.weights = event.target.value;
     by("weights-note").textContent = "";
-    writePanelWeights();
-    redraw("map", "range");
+    writePanel();
+    redraw("map", "range", "place", "curve");
     saveView();
   });
   by("layer").addEventListener("change", (event) => choose(+event.target.value, chosen.head));
   by("head").addEventListener("change", (event) => choose(chosen.layer, +event.target.value));
-  by("map").addEventListener("keydown", (event) => {
-    const step = STEPS[event.key];
-    if (event.key === "Enter") by("panel").focus();
-    if (!step) return;
-    event.preventDefault();
-    const layer = Math.min(Math.max(chosen.layer + step[0], 0), data.model.layers.length - 1);
-    choose(layer, Math.max(chosen.head + step[1], 0));
-  });
+  by("map").addEventListener("keydown", (event) => walkHeads(event, STEPS));
 }

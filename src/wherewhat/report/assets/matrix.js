@@ -9,8 +9,10 @@ const VIEWS = {
   where: "Where: the distance term a alone.",
   what: "What: the key term c alone.",
 };
-const record = () => data.records[chosen.layer][chosen.head];
+const record = (l = chosen.layer, h = chosen.head) => data.records[l][h];
 const passage = () => data.texts[chosen.document];
+// The document whose curves are drawn: repeated random tokens have none.
+const fitted = () => (record().documents[chosen.document].a ? chosen.document : 0);
 // A lower triangle, row after row, as a matrix.
 function square(values) {
   const size = Math.floor(Math.sqrt(2 * values.length));
@@ -26,23 +28,26 @@ function softmax(row, sink) {
   const total = seen.reduce((sum, x) => sum + Math.exp(x - top), sink === null ? 0 : Math.exp(sink - top));
   return row.map((x) => (x === null ? null : Math.exp(x - top) / total));
 }
-// Logits and terms of the chosen head on the chosen document. The first distances are all there, so that d is an index.
-function decoded() {
-  const packed = record().documents[chosen.document];
-  if (decoded.of === packed) return decoded.result;
+// Logits and terms of a head on the chosen document. The first distances are all there, so that d is an index.
+const known = new WeakMap();
+function decoded(l, h) {
+  const packed = record(l, h).documents[chosen.document];
+  if (!known.has(packed)) known.set(packed, decodedLogits(record(l, h).mean, packed));
+  return known.get(packed);
+}
+function decodedLogits(packedMean, packed) {
   const stored = square(unpack(packed.map ?? packed.rest));
-  decoded.of = packed;
-  if (!packed.a) return (decoded.result = { real: stored });
-  const [mean, away, query, key] = [record().mean, packed.a, packed.b, packed.c].map(unpack);
+  if (!packed.a) return { real: stored };
+  const [mean, away, query, key] = [packedMean, packed.a, packed.b, packed.c].map(unpack);
   const where = away.map((x, d) => (x === null || mean[d] === null ? null : mean[d] + x + packed.level));
   const fit = (i, j) => (i - j < where.length && where[i - j] !== null ? where[i - j] + query[i] + key[j] : null);
   // Of further documents the difference to the fit is stored.
   const real = packed.map ? stored : stored.map((row, i) => row.map((x, j) => (x === null ? null : x + fit(i, j))));
-  return (decoded.result = { real, where, key, fit });
+  return { real, where, key, fit };
 }
-function matrixOf(view) {
-  const { real, where, key, fit } = decoded();
-  if (view === "pattern") return real.map((row) => softmax(row, record().sink ?? null));
+function matrixOf(view, l, h) {
+  const { real, where, key, fit } = decoded(l, h);
+  if (view === "pattern") return real.map((row) => softmax(row, record(l, h).sink ?? null));
   if (view === "logits" || !where) return real;
   const term = {
     fit,
@@ -60,7 +65,8 @@ function tokenLabel(piece) {
 }
 // Colour stops of the pattern, from 0 to 1, and of everything else, around 0.
 const scaleOf = (view) => {
-  const reach = Math.max(...defined(decoded().real).map(Math.abs)) || 1;
+  const heads = [[chosen.layer, chosen.head], ...(chosen.beside ? [chosen.beside] : [])];
+  const reach = Math.max(...heads.flatMap((head) => defined(decoded(...head).real)).map(Math.abs)) || 1;
   return view === "pattern" ? { low: 0, high: 1, stops: VIRIDIS, name: "attention" } : { low: -reach, high: reach, stops: DIVERGING, name: "logit" };
 };
 function colourAt(stops, share) {
@@ -72,9 +78,17 @@ function colourAt(stops, share) {
 // On a canvas, which is drawn in a few milliseconds; the picture for download is a chart of Plotly.
 let shown = { z: [], left: 84, top: 4, width: 0, height: 0 };
 function drawMatrix() {
-  const canvas = by("matrix");
-  const z = matrixOf(chosen.view);
-  const { low, high, stops, name } = scaleOf(chosen.view);
+  const scale = scaleOf(chosen.view);
+  const { low, high, stops, name } = scale;
+  // Both canvases have the same size.
+  if (chosen.beside) drawHead(by("matrix-beside"), matrixOf(chosen.view, ...chosen.beside), scale);
+  drawHead(by("matrix"), matrixOf(chosen.view), scale);
+  by("scale").style.backgroundImage = `linear-gradient(to right, ${stops.map((stop) => `rgb(${stop.join(",")})`).join(", ")})`;
+  by("scale-low").textContent = low.toFixed(low ? 1 : 0);
+  by("scale-high").textContent = `${high.toFixed(low ? 1 : 0)} (${name})`;
+  pointAt(null);
+}
+function drawHead(canvas, z, { low, high, stops }) {
   const ratio = devicePixelRatio || 1;
   const [across, down] = [canvas.clientWidth, canvas.clientHeight];
   shown = { ...shown, z, width: (across - 88) / z.length, height: (down - 88) / z.length };
@@ -107,10 +121,6 @@ function drawMatrix() {
     pen.translate(shown.left + (j + 0.5) * shown.width, down - 80);
     pen.rotate(-Math.PI / 2);
   });
-  by("scale").style.backgroundImage = `linear-gradient(to right, ${stops.map((stop) => `rgb(${stop.join(",")})`).join(", ")})`;
-  by("scale-low").textContent = low.toFixed(low ? 1 : 0);
-  by("scale-high").textContent = `${high.toFixed(low ? 1 : 0)} (${name})`;
-  mark(null, null);
 }
 function pictureOfMatrix() {
   const { low, high, stops, name } = scaleOf(chosen.view);
@@ -127,51 +137,37 @@ function numbersOfMatrix() {
   const lines = matrixOf(chosen.view).flatMap((row, i) => row.slice(0, i + 1).map((x, j) => [i, pieces[i], j, pieces[j], x]));
   return [["query", "query token (JSON)", "key", "key token (JSON)", chosen.view], ...lines];
 }
-// Mark a query and a key in the matrix and in the text; null for none.
+// Mark a query and a key in the matrix and in the text, and say what is about them; null for none.
 let marked = [null, null];
-function mark(query, key) {
+function mark(query, key, about = aboutCell) {
   marked = [query, key];
   const tokens = by("text").children;
   for (const name of ["query", "key"]) by("text").querySelector(`.${name}`)?.classList.remove(name);
   if (query !== null) tokens[query]?.classList.add("query");
   if (key !== null) tokens[key]?.classList.add("key");
   const { z, left, top, width, height } = shown;
-  const strip = (id, at, place) => {
-    by(id).hidden = at === null || at >= z.length;
-    Object.entries(place).forEach(([name, x]) => (by(id).style[name] = `${x}px`));
+  const strip = (name, at, place) => {
+    for (const line of document.querySelectorAll(`.marked-${name}`)) {
+      line.hidden = at === null || at >= z.length;
+      Object.entries(place).forEach(([side, x]) => (line.style[side] = `${x}px`));
+    }
   };
-  strip("marked-query", query, { left, top: top + height * query, width: width * z.length, height });
-  strip("marked-key", key, { left: left + width * key, top, width, height: height * z.length });
-  const x = query === null || key === null ? null : z[query][key];
-  const quoted = (i) => JSON.stringify(passage().tokens[i]);
-  by("cell").textContent = x === null ? "Point at a cell or at a token of the text." : `${quoted(query)} → ${quoted(key)}, distance ${query - key}: ${x.toFixed(3)}`;
+  strip("query", query, { left, top: top + height * query, width: width * z.length, height });
+  strip("key", key, { left: left + width * key, top, width, height: height * z.length });
+  by("cell").textContent = query === null || key === null ? "Point at a cell or at a token of the text." : about(query, key);
+}
+const quoted = (i) => JSON.stringify(passage().tokens[i]);
+function aboutCell(query, key) {
+  const beside = chosen.beside ? `; ${headName(...chosen.beside)}: ${matrixOf(chosen.view, ...chosen.beside)[query][key]?.toFixed(3) ?? "not seen"}` : "";
+  return `${quoted(query)} → ${quoted(key)}, distance ${query - key}: ${shown.z[query][key].toFixed(3)}${beside}`;
 }
 function markCell(query, key) {
   const isCell = query >= 0 && key >= 0 && query < shown.z.length && key <= query && shown.z[query][key] !== null;
   if (isCell) mark(query, key);
   return isCell;
 }
-let keyTerms = [];
-// The elements of a text stay while heads change, and only their colours are set.
-function writeText() {
-  const packed = chosen.document ? record().documents[chosen.document].c : record().key;
-  keyTerms = packed ? unpack(packed).map((x) => x ?? 0) : passage().tokens.slice(0, 48).map(() => 0);
-  const pieces = passage().tokens.slice(0, keyTerms.length);
-  const place = by("text");
-  if (writeText.of !== passage() || place.children.length !== pieces.length) {
-    const spans = document.createDocumentFragment();
-    for (const piece of pieces) make(spans, "span", piece);
-    place.replaceChildren(spans);
-    writeText.of = passage();
-  }
-  const most = Math.max(...keyTerms.map(Math.abs), 0) || 1;
-  pieces.forEach((_, j) => {
-    const share = Math.min(1, Math.abs(keyTerms[j]) / most).toFixed(2);
-    place.children[j].style.backgroundColor = keyTerms[j] > 0 ? `rgba(86, 160, 233, ${share})` : `rgba(230, 159, 0, ${share})`;
-  });
-}
 function writeView() {
-  const views = Object.keys(VIEWS).filter((view) => record().mean || ["pattern", "logits"].includes(view));
+  const views = Object.keys(VIEWS).filter((view) => record().documents[chosen.document].a || ["pattern", "logits"].includes(view));
   if (!views.includes(chosen.view)) chosen.view = "pattern";
   fill(by("view"), views.map((view) => [view, { where: "where: distance term a", what: "what: key term c" }[view] ?? view]));
   by("view").value = chosen.view;
@@ -184,13 +180,15 @@ function startMatrix() {
   chart("matrix", drawMatrix, { numbers: numbersOfMatrix, picture: pictureOfMatrix });
   addEventListener("resize", () => redraw("matrix"));
   const cellAt = (event) => [Math.floor((event.offsetY - shown.top) / shown.height), Math.floor((event.offsetX - shown.left) / shown.width)];
-  by("matrix").addEventListener("mousemove", (event) => markCell(...cellAt(event)) || mark(null, null));
-  by("matrix").addEventListener("mouseleave", () => mark(null, null));
+  for (const canvas of document.querySelectorAll("#matrix, #matrix-beside")) {
+    canvas.addEventListener("mousemove", (event) => markCell(...cellAt(event)) || pointAt(null));
+    canvas.addEventListener("mouseleave", () => pointAt(null));
+  }
   by("matrix").addEventListener("keydown", (event) => {
     const step = STEPS[event.key];
     if (!step) return;
     event.preventDefault();
-    if (marked[0] === null || marked[1] === null) return void mark(shown.z.length - 1, 0);
+    if (marked[0] === null || marked[1] === null || marked[0] === locked) return void mark(shown.z.length - 1, 0);
     markCell(marked[0] - step[0], marked[1] + step[1]);
   });
   by("view").addEventListener("change", (event) => {
@@ -202,13 +200,8 @@ function startMatrix() {
   by("document").addEventListener("change", (event) => {
     chosen.document = +event.target.value;
     writePanel();
-    redraw("matrix", "curve");
+    redrawPanel();
+    redraw("thumbnails");
     saveView();
   });
-  by("text").addEventListener("mouseover", (event) => {
-    const key = [...by("text").children].indexOf(event.target);
-    mark(null, key < 0 ? null : key);
-    if (key >= 0) event.target.title = `c = ${keyTerms[key].toFixed(2)}`;
-  });
-  by("text").addEventListener("mouseleave", () => mark(null, null));
 }

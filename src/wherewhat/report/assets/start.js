@@ -10,6 +10,7 @@ function write() {
   writeMetric();
   writeHeads();
   writePanel();
+  writeQuestions();
   writePlane();
   writeCurves();
   writeClaims();
@@ -23,9 +24,18 @@ function writeContents() {
   by("contents").replaceChildren();
   for (const section of document.querySelectorAll("main > section:not([hidden])")) {
     const entry = make(by("contents"), "li");
-    make(entry, "a", section.querySelector("h2").textContent, { href: `#${section.id}` });
+    const { dataset, textContent } = section.querySelector("h2");
+    make(entry, "a", dataset.short ?? textContent, { href: `#${section.id}` });
     if (section.id === "others") listOthers(entry);
   }
+}
+// On a narrow screen sections begin folded, so that the page is short; on a wide one, and in print, all are open.
+const isNarrow = matchMedia("(max-width: 40rem)");
+function foldSections() {
+  const folds = [...document.querySelectorAll("details.fold")];
+  const set = (open) => folds.forEach((fold) => (fold.open = open));
+  set(!isNarrow.matches);
+  isNarrow.addEventListener("change", () => set(!isNarrow.matches));
 }
 function setModel(i) {
   const metric = data.metrics[chosen.metric];
@@ -35,6 +45,7 @@ function setModel(i) {
   chosen.weights = data.model.weights;
   chosen.document = Math.min(chosen.document, data.texts.length - 1);
   [chosen.layer, chosen.head] = tellingHead();
+  chosen.beside = null;
 }
 function chooseModel(i) {
   setModel(i);
@@ -52,6 +63,8 @@ chart("map", drawMap, { numbers: numbersOfMap });
 make(by("map").parentNode, "div", null, { id: "chosen-head", class: "marked", hidden: "" });
 chart("range", drawRange, { numbers: numbersOfRange });
 startPanel();
+startThumbnails();
+startHero();
 chart("scatter", drawScatter);
 startCurves();
 startLearning();
@@ -65,5 +78,6 @@ by("theme").addEventListener("click", () => {
   saveView();
 });
 addEventListener("hashchange", openView);
+foldSections();
 showSection();
 document.documentElement.dataset.ready = "true";

@@ -106,5 +106,6 @@ function writeOverview() {
     heads.length ? "Chosen by scores without the sink, of heads that are neither sinks nor uniform: the largest difference either way, and both scores nearest to 0.5. A name opens the head." : "",
     ...missing,
   ].filter(Boolean).join(" ");
+  writeHero();
   by("overview").hidden = !data.summary && !heads.length && !missing.length;
 }

@@ -1,18 +1,42 @@
 // Text of models and documents is inserted with textContent and plain(), never as HTML.
 const all = stored;
 let data = all.models[0];
-const chosen = { model: 0, layer: 0, head: 0, metric: 0, weights: data.model.weights, keys: "", labels: new Set(), search: "", view: "pattern", document: 0, theme: "" };
+const chosen = { model: 0, layer: 0, head: 0, metric: 0, weights: data.model.weights, keys: "", labels: new Set(), search: "", order: { id: "head", down: false }, beside: null, view: "pattern", document: 0, theme: "" };
 
 // The charts of the chosen model.
 const modelCharts = () => CHARTS.models[chosen.model];
 
 // Scores and labels of heads: without the sink, or of all keys as in the papers.
 const swapsOf = (model) => (chosen.keys === "all" ? model.swaps.all_keys : model.swaps);
+// Those of the chosen weights, which the panel shows; undefined where they were not measured.
+const chosenSwaps = () => {
+  const swaps = chosen.weights === data.model.weights ? data.swaps : data.swaps?.controls[chosen.weights];
+  return chosen.keys === "all" ? swaps?.all_keys : swaps ?? undefined;
+};
+
+const defined = (values) => (values ?? []).flat().filter((x) => x !== null && x !== undefined);
+// Steps down and to the right of the arrow keys, on a map whose first layer is at the bottom.
+const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0] };
 
 function fill(select, pairs) {
   select.replaceChildren();
   for (const [value, text] of pairs) make(select, "option", text, { value });
 }
+function fillHeads() {
+  fill(by("head"), Array.from({ length: data.model.heads[chosen.layer] }, (_, h) => [h, h]));
+}
+// Arrow keys choose the next layer or head, and Enter leads to the panel.
+function walkHeads(event, steps) {
+  const step = steps[event.key];
+  if (event.key === "Enter") by("panel").focus();
+  if (!step) return;
+  event.preventDefault();
+  const layer = Math.min(Math.max(chosen.layer + step[0], 0), data.model.layers.length - 1);
+  choose(layer, Math.max(chosen.head + step[1], 0));
+}
+// Roles and portrait of a head, of the model itself or a control model.
+const portraitOf = (l, h, weights = data.model.weights) => data.roles?.heads[weights]?.[l]?.[h];
+
 // The documents, tokens and queries of a measurement in words.
 function sizeOf(measurement) {
   const size = data.sizes[measurement];
