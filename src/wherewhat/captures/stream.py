@@ -1,8 +1,8 @@
 """The residual stream as a sum: what each head adds to it, and what that adds to the logit of the next token.
 
-How a model adds is not read from its code but found by running it: which module projects the outputs of a layer's heads,
-whether a norm follows (Gemma 3), with which factor a block adds its parts (Granite), and which norm and output head read
-the stream. The sum over all parts must be the model's own logit; a model in which it is not is refused.
+The parts are found by running the model: the module that projects the outputs of a layer's heads, the norm after it, if
+any (Gemma 3), the factors of what a block adds (Granite), and the norm and the output head that read the stream. The
+sum over all parts must be the model's own logit; a model in which it is not is refused.
 """
 
 from __future__ import annotations
@@ -125,9 +125,8 @@ class _FrozenNorm:
     def _scale(self, call: _Call) -> Tensor:
         """Return the scale of each token, ``(…, n, 1)``, from what the norm returned."""
         x = self._moved(call.given.double()) * self.gain
-        return ((call.returned.double() - self.offset) * x).sum(-1, keepdim=True) / x.square().sum(
-            -1, keepdim=True
-        ).clamp_min(1e-300)
+        products = ((call.returned.double() - self.offset) * x).sum(-1, keepdim=True)
+        return products / x.square().sum(-1, keepdim=True).clamp_min(1e-300)
 
     def _moved(self, x: Tensor) -> Tensor:
         return x - x.mean(-1, keepdim=True) if self.centred else x
@@ -154,7 +153,8 @@ def _weights(module: nn.Module, given: Tensor, direction: Tensor) -> Tensor:
         x = given.clone().expand(len(direction), *given.shape).clone().requires_grad_()
         y = module(x)
         (gradient,) = torch.autograd.grad(y, x, direction.to(y.dtype))
-    return gradient.double()
+    pulled: Tensor = gradient.double()
+    return pulled
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,8 @@ class _Writer:
     @property
     def modules(self) -> list[nn.Module]:
         """Modules whose calls are needed."""
-        return [x for x in (self.projection, self.norm and self.norm.module, self.other) if x is not None]
+        norm = None if self.norm is None else self.norm.module
+        return [module for module in (self.projection, norm, self.other) if module is not None]
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,7 @@ class ResidualStream:
                 returned = calls[id(writer.other)].returned.reshape(1, -1, directions.shape[-1])[0, :-1]
                 others = others + writer.other_factor * product(directions[0], returned)
             parts = _weights(writer.projection, call.given[0], written) * call.given[0].double()
-            parts = parts.unflatten(-1, (writer.heads, -1)).sum(-1).mT.to(device)
+            parts = torch.unflatten(parts, -1, (writer.heads, -1)).sum(-1).mT.to(device)
             heads[layer], shuffled[layer] = parts[0], parts[1]
         chosen = logits.gather(-1, targets[:, None])[:, 0] - logits.mean(-1)
         return DirectLogits(heads, shuffled, others, chosen)
@@ -337,7 +338,7 @@ _TOKENS = 256
 
 
 def _chunks(read: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(read.split(_TOKENS), targets.to(read.device).split(_TOKENS), strict=True)
+    return zip(torch.split(read, _TOKENS), torch.split(targets.to(read.device), _TOKENS), strict=True)
 
 
 def _reading(head: nn.Module, read: Tensor, targets: Tensor) -> Tensor:
@@ -401,4 +402,3 @@ def _fitted(terms: Sequence[Tensor], added: Tensor) -> list[float]:
     columns = torch.stack([x.flatten() for x in terms], 1)
     solved: Tensor = torch.linalg.lstsq(columns.mT @ columns, columns.mT @ added.flatten()[:, None]).solution
     return [float(x) for x in solved[:, 0]]
-

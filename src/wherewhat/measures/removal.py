@@ -20,7 +20,6 @@ from wherewhat.options import option
 from wherewhat.scores import Metric, Scores, loss_metric
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from wherewhat.captures.attention import LayerAttention
@@ -97,10 +96,10 @@ class RemovalMeasurement(TextMeasurement):
         loss_metric("loss", "loss", "Mean next-token loss of the intact model."),
     )
     limits = (
-        "Heads are removed one at a time: two heads that do the same are both cheap to remove, and the costs of several "
-        "do not add up. A loss without a head is that of this model, which was trained with it. The mean over the "
-        "tokens includes later ones. The direct logit holds the scale of the final norm fixed and leaves out what later "
-        "layers compute from the head."
+        "Heads are removed one at a time: two heads that do the same are both cheap to remove, and the costs of "
+        "several do not add up. A loss without a head is that of this model, which was trained with it. The mean over "
+        "the tokens includes later ones. The direct logit holds the scale of the final norm fixed and leaves out what "
+        "later layers compute from the head."
     )
 
     def measure(self, subject: Subject, text: Text, config: RemovalConfig) -> Scores:
@@ -130,7 +129,8 @@ def replaced_heads(attention: LayerAttention, replacement: Replacement) -> Tenso
     width = output.shape[-1]
     noise = hashed_noise(attention.layer, attention.heads, slice(0, attention.n), width, output.device)
     noise = noise.transpose(0, 1).to(output.dtype)
-    return output + noise / noise.norm(dim=-1, keepdim=True) * output.norm(dim=-1, keepdim=True)
+    size: Tensor = output.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
+    return output + size * noise
 
 
 class _WholeRuns:
@@ -206,8 +206,8 @@ def measure_removals(subject: Subject, ids: Tensor, config: RemovalConfig) -> li
         count = heads[layer]
         variants = [(kind, slice(head, head + 1)) for kind in config.replacements for head in range(count)]
         outcomes = runs.run(layer, variants, replaced_heads)
-        rise = (outcomes.loss - runs.loss[:, None]).unflatten(1, (-1, count))
-        change = (outcomes.logit - runs.logit[:, None]).unflatten(1, (-1, count))
+        rise = torch.unflatten(outcomes.loss - runs.loss[:, None], 1, (-1, count))
+        change = torch.unflatten(outcomes.logit - runs.logit[:, None], 1, (-1, count))
         for text, scores in enumerate(by_text):
             of_heads: dict[str, Tensor] = {}
             for index, kind in enumerate(config.replacements):

@@ -142,7 +142,7 @@ class VariantRuns:
         return full_attention(attention) if output is None else output
 
     def _outcome(self, text: int, logits: Sequence[Tensor]) -> Tensor:
-        """Return loss, gain and logit ``(3, variants)`` from the logits ``(variants, n, vocabulary)`` of a text's passes."""
+        """Return loss, gain and logit ``(3, variants)`` from logits ``(variants, n, vocabulary)`` of a text."""
         ids = self._ids[text : text + 1].expand(len(logits[0]), -1)
         losses = text_losses(logits[0], ids)[:, self._start :].mean(-1)
         gains = right = torch.full_like(losses, torch.nan)
