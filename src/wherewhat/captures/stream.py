@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.layer_proofs import input_device, random_prompt
@@ -134,7 +135,9 @@ class _FrozenNorm:
     def _error(self, call: _Call) -> Tensor:
         """Return the distance of the frozen map from what the norm returned, relative to that."""
         ours = self._moved(call.given.double()) * self.gain * self._scale(call) + self.offset
-        return (ours - call.returned.double()).norm() / call.returned.double().norm().clamp_min(1e-300)
+        theirs = call.returned.double()
+        error: Tensor = vector_norm(ours - theirs) / vector_norm(theirs).clamp_min(1e-300)
+        return error
 
     def before(self, direction: Tensor, call: _Call) -> Tensor:
         """Return the direction ``(…, n, width)`` of the input whose product is that of ``direction`` of the output."""
