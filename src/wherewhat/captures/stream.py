@@ -237,6 +237,8 @@ class ResidualStream:
         modules = [module for module in model.modules() if module is not model]
         with torch.no_grad(), _recorded(modules) as calls, capture(model, keep, proof=proof):
             logits = model(input_ids=ids, use_cache=False).logits
+        if any(id(module) not in calls for module in (self._head, *self._blocks)):
+            raise CaptureError("a block or the output head reads and returns no hidden states: the logits are no sum")
         names = {id(module): name for name, module in model.named_modules()}
         inside = {id(module) for block in self._blocks for module in block.modules()}
         self._norm = self._final_norm([calls[key] for key in calls if key not in inside], calls)
@@ -281,7 +283,9 @@ class ResidualStream:
         modules = [self._norm.module, self._head, self._blocks[0], *self._others]
         modules += [module for writer in self._writers.values() for module in writer.modules]
         with torch.no_grad(), _recorded(modules) as calls:
-            logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1].double()
+            logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1]
+        if any(id(module) not in calls for module in modules):
+            raise CaptureError("a module that adds to the logits was not run: the model took another path")
         try:
             direct = self._attributed(calls, logits, ids[0, 1:].to(logits.device))
         except (RuntimeError, NotImplementedError) as error:
@@ -310,7 +314,8 @@ class ResidualStream:
 
         others = others + product(directions[0], calls[id(self._blocks[0])].given[0, :-1])
         for block in self._others:
-            others = others + product(directions[0], (calls[id(block)].returned - calls[id(block)].given)[0, :-1])
+            added = calls[id(block)].returned.double() - calls[id(block)].given.double()
+            others = others + product(directions[0], added[0, :-1])
         heads: dict[int, Tensor] = {}
         shuffled: dict[int, Tensor] = {}
         for layer, writer in self._writers.items():
@@ -327,8 +332,8 @@ class ResidualStream:
             parts = _weights(writer.projection, call.given[0], written) * call.given[0].double()
             parts = torch.unflatten(parts, -1, (writer.heads, -1)).sum(-1).mT.to(device)
             heads[layer], shuffled[layer] = parts[0], parts[1]
-        chosen = logits.gather(-1, targets[:, None])[:, 0] - logits.mean(-1)
-        return DirectLogits(heads, shuffled, others, chosen)
+        mean = logits.mean(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).double()
+        return DirectLogits(heads, shuffled, others, logits.gather(-1, targets[:, None])[:, 0].double() - mean)
 
 
 def _before_last(call: _Call) -> _Call:

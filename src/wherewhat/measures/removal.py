@@ -226,19 +226,17 @@ def measure_removals(subject: Subject, ids: Tensor, config: RemovalConfig) -> li
 
 def _direct_logits(subject: Subject, ids: Tensor) -> list[dict[str, dict[int, Tensor]]] | None:
     """Return the direct logits of each text by metric and layer, ``(heads,)`` each; None if the model has none."""
+    from wherewhat.measures.batches import read_at_once
+
     try:
         stream = subject.stream()
         texts = [stream.direct_logits(text[None]) for text in ids]
     except (CaptureError, ConfigError) as error:
         _say_once(str(error))
         return None
-    return [
-        {
-            "direct_logit": {layer: x.mean(-1).cpu() for layer, x in text.heads.items()},
-            "direct_logit_shuffled": {layer: x.mean(-1).cpu() for layer, x in text.shuffled.items()},
-        }
-        for text in texts
-    ]
+    parts = [{"direct_logit": text.heads, "direct_logit_shuffled": text.shuffled} for text in texts]
+    means = iter(read_at_once([x.mean(-1) for text in parts for layers in text.values() for x in layers.values()]))
+    return [{name: {layer: next(means) for layer in layers} for name, layers in text.items()} for text in parts]
 
 
 @functools.cache
