@@ -56,8 +56,8 @@ def test_every_measurement_is_measured_or_named(ledger, tmp_path, capsys):
     layers = found["layers"]
     alone = (sum(range(1, layers + 1)) + layers - layers // 2) / layers
     assert floors["residual"] == 1 + 5 + 2 + 1 + 1 + alone
-    # Every head three times, in passes that start at its layer, after a capture, a pass, a check and direct logits, whose
-    # sum is found on two short prompts.
+    # Every head three times, in passes that start at its layer, after a capture, a pass, a check and direct logits; how
+    # these sum up is found on two short prompts.
     heads, prompts = 3 * TINY["num_attention_heads"], 2 * PROMPT_TOKENS / 400
     alone = (heads * sum(range(1, layers + 1)) + layers - layers // 2) / layers
     assert floors["removal"] == pytest.approx(3 + alone + prompts)
