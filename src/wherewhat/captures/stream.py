@@ -141,7 +141,7 @@ class _FrozenNorm:
 
     def before(self, direction: Tensor, call: _Call) -> Tensor:
         """Return the direction ``(…, n, width)`` of the input whose product is that of ``direction`` of the output."""
-        return self._moved(direction * self.gain * self._scale(call))
+        return self._moved(direction.to(self.gain.device) * self.gain * self._scale(call))
 
 
 def _weights(module: nn.Module, given: Tensor, direction: Tensor) -> Tensor:
@@ -306,12 +306,12 @@ class ResidualStream:
         directions = torch.stack([reads, reads.mean(0).expand_as(reads)])
         with torch.no_grad():
             bias = self._factor * self._head(torch.zeros_like(read[:1])).double()[0].to(device)
-        others = (reads * self._norm.offset).sum(-1).to(device) + bias[targets] - bias.mean()
-        directions = self._norm.before(directions, _before_last(calls[id(self._norm.module)]))
 
         def product(direction: Tensor, x: Tensor) -> Tensor:
             return (direction.to(x.device) * x.double()).sum(-1).to(device)
 
+        others = product(reads, self._norm.offset) + bias[targets] - bias.mean()
+        directions = self._norm.before(directions, _before_last(calls[id(self._norm.module)]))
         others = others + product(directions[0], calls[id(self._blocks[0])].given[0, :-1])
         for block in self._others:
             added = calls[id(block)].returned.double() - calls[id(block)].given.double()
@@ -320,7 +320,7 @@ class ResidualStream:
         shuffled: dict[int, Tensor] = {}
         for layer, writer in self._writers.items():
             call = _before_last(calls[id(writer.projection)])
-            written = writer.factor * directions.to(call.given.device)
+            written = writer.factor * directions
             if writer.norm is not None:
                 others = others + product(written[0], writer.norm.offset)
                 written = writer.norm.before(written, _before_last(calls[id(writer.norm.module)]))
@@ -329,6 +329,7 @@ class ResidualStream:
             if writer.other is not None:
                 returned = calls[id(writer.other)].returned.reshape(1, -1, directions.shape[-1])[0, :-1]
                 others = others + writer.other_factor * product(directions[0], returned)
+            written = written.to(call.given.device)
             parts = _weights(writer.projection, call.given[0], written) * call.given[0].double()
             parts = torch.unflatten(parts, -1, (writer.heads, -1)).sum(-1).mT.to(device)
             heads[layer], shuffled[layer] = parts[0], parts[1]
