@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.models import save_speller
+from wherewhat.captures.proof import PROMPT_TOKENS
 from wherewhat.measures.measurement import measurements
 
 pytestmark = pytest.mark.slow
@@ -55,6 +56,11 @@ def test_every_measurement_is_measured_or_named(ledger, tmp_path, capsys):
     layers = found["layers"]
     alone = (sum(range(1, layers + 1)) + layers - layers // 2) / layers
     assert floors["residual"] == 1 + 5 + 2 + 1 + 1 + alone
+    # Every head three times, in passes that start at its layer, after a capture, a pass, a check and direct logits; how
+    # these sum up is found on two short prompts.
+    heads, prompts = 3 * TINY["num_attention_heads"], 2 * PROMPT_TOKENS / 400
+    alone = (heads * sum(range(1, layers + 1)) + layers - layers // 2) / layers
+    assert floors["removal"] == pytest.approx(3 + alone + prompts)
     assert all(row["passes"] > 0 and row["timed"] == (3 if name == "split" else 1) for name, row in rows.items())
     printed = capsys.readouterr()
     assert f"1 of {len(measurements()) + 2}: axes" in printed.err.splitlines()  # and two rows of several

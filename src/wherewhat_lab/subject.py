@@ -94,9 +94,13 @@ class LabSubject:
         """Return the layers of a pass over ``ids`` ``(1, n)``, which can be run again on changed inputs."""
         return nullcontext(_LabBlocks(self, ids))
 
-    def variants(self, ids: Tensor) -> NoReturn:
+    def variants(self, ids: Tensor, *, logits: bool = False) -> NoReturn:
         """Refuse variants of single heads, which start in the middle of a language model of transformers."""
         raise ConfigError("a laboratory model has no batched variants of single heads: measure it without heads=true")
+
+    def stream(self) -> NoReturn:
+        """Refuse sums over heads, which are found in a language model of transformers."""
+        raise ConfigError("a laboratory model has no sum over heads: its logits are not those of transformers")
 
     @torch.no_grad()
     def _forward(

@@ -21,7 +21,7 @@ PAGE = FOLDER.parents[1] / "docs" / "scaling.md"
 MODELS = {"SmolLM2-135M-Instruct": (512, 2048), "8B": (512,)}
 """Lengths in the table of times, by model; those of models without a file are left out."""
 
-MACHINES = {"CPU, aarch64": "2 ARM cores", "NVIDIA H200": "one H200"}
+MACHINES = {"CPU, aarch64": "2 ARM cores", "CPU, x86_64": "x86", "NVIDIA H200": "one H200"}
 """Machines in words."""
 
 OWN_TEXTS = ("prompts",)

@@ -15,6 +15,7 @@ from helpers.tolerance import rounding
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import Proof, capture, intervene, prove
+from wherewhat.captures.stream import ResidualStream
 from wherewhat.measures.swaps.logits import QueryLogits
 from wherewhat.measures.variants import VariantRuns
 
@@ -119,8 +120,11 @@ class TinySubject:
     def blocks(self, ids):
         return blocks(self.model, ids, self.proof)
 
-    def variants(self, ids):
-        return VariantRuns(self.model, self.proof, ids, planted=False)
+    def variants(self, ids, *, logits=False):
+        return VariantRuns(self.model, self.proof, ids, planted=False, logits=logits)
+
+    def stream(self):
+        return ResidualStream(self.model, self.proof)
 
 
 def swapped_logits(query: QueryLogits) -> torch.Tensor:

@@ -8,7 +8,10 @@ import torch
 import wherewhat
 from wherewhat.captures.layer_proofs import layer_kinds
 from wherewhat.cli.main import run_cli
+from wherewhat.measures.removal import RemovalConfig, measure_removals
+from wherewhat.measures.tensors import next_token_loss
 from wherewhat.runs.results import StoredRun
+from wherewhat.runs.subject import ModelSubject
 
 pytestmark = pytest.mark.slow
 
@@ -64,6 +67,34 @@ def test_residual_of_full_strength_is_the_model(model, kept):
     found = {summary.metric.name: summary.overall.mean for summary in result.summary()}
     assert found["loss_strength_1"] == pytest.approx(found["loss"], abs=1e-4)
     assert found["loss"] < 6  # nats; a guess among its 49,152 or 262,144 tokens would cost 10.8 or 12.5
+
+
+def test_heads_removed_in_batches_equal_one_at_a_time_by_hooks(model, kept):
+    """Brute force: first, middle and last layer. Identity: the parts of every logit sum to it, or it is refused."""
+    name, layers, heads = model
+    loaded, subject = kept.loaded(name), ModelSubject(kept.loaded(name), kept.proof(name))
+    ids = loaded.encode("Call me Ishmael. Some years ago, never mind how long precisely, I went to sea.", tokens=16)[
+        None
+    ]
+    chosen = (0, layers // 2, layers - 1)
+    (scores,) = measure_removals(subject, ids, RemovalConfig(layers=chosen, mean=False, control=False))
+    assert all("direct_logit" in layer.heads for layer in scores.layers)
+    for layer in scores.layers:
+        for head in (0, heads - 1):
+            projection = loaded.model.get_submodule(kept.proof(name).layers[layer.layer].layout.name).o_proj
+            width = projection.in_features // heads
+            span = slice(head * width, (head + 1) * width)
+
+            def remove(_, args, span=span):
+                z = args[0].clone()
+                z[..., span] = 0
+                return (z,)
+
+            handle = projection.register_forward_pre_hook(remove)
+            with torch.no_grad():
+                loss = next_token_loss(loaded.model(ids, use_cache=False).logits, ids)
+            handle.remove()
+            assert float(layer.heads["removal_loss"][head]) == pytest.approx(loss - scores.whole["loss"], abs=1e-5)
 
 
 def test_gemma_has_planes_without_energy(gemma, kept):

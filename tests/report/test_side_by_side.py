@@ -195,6 +195,7 @@ class KeyNorm(LayerMeasurement):
 
 OTHERS = {
     "residual": {},
+    "removal": {},
     "split": {},
     "prompts": {"options": {"sizes": "2", "count": "2", "kinds": "binding"}},
     "choices": {"options": {"rates": (0.0, 0.5), "kinds": ("words",)}},
@@ -248,6 +249,9 @@ def test_finished_measurements_are_shown_without_measuring(spelled, speller, mon
         # The report's own run of the residual is of one document.
         assert other["more"] == int(other["name"] == "residual")
         assert other["command"].startswith(f"wherewhat {other['name']} ")
+    values = {metric["id"]: metric["values"] for metric in made["metrics"]}  # of heads, for the map
+    assert {"removal_loss", "direct_logit", "key_norm"} <= set(values)
+    assert all(set(values[name]) == {"trained", "random"} for name in ("removal_loss", "key_norm"))
     about = {other["name"]: other["about"] for other in made["others"]}
     assert about["attention"].startswith("Measured in float32 on 4 documents of 24 tokens;")
     assert about["residual"].startswith("Measured in float32 on 4 documents of 24 tokens;")

@@ -18,10 +18,20 @@ from wherewhat.errors import ConfigError
 from wherewhat.measures.heads import HeadsConfig
 from wherewhat.measures.heads.heads_measurement import HeadsMeasurement
 from wherewhat.measures.measurement import Text, declared_metrics, measure_text
+from wherewhat.measures.statistics import Interval, interval
 from wherewhat.measures.swaps import LABELS
 from wherewhat.measures.swaps.scores import label
 from wherewhat.rules.numbers import head_means
-from wherewhat.rules.roles import ROLES, HeadRole, find_roles, portraits, score_label, telling_heads
+from wherewhat.rules.roles import (
+    ROLES,
+    HeadRole,
+    find_removal,
+    find_roles,
+    portraits,
+    removal_words,
+    score_label,
+    telling_heads,
+)
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.results import StoredRun
 
@@ -152,6 +162,40 @@ def test_portraits_say_what_was_measured(run):
     assert "on the first 4 tokens" in sink.words(4)
     assert named["even"].startswith("Uniform: attention is even")
     assert named["both"].startswith("Mixed: position and content both matter")
+
+
+def test_portraits_take_the_cost_of_removal_from_the_same_folder(tmp_path):
+    """Identity: of the same model and texts only, whichever run has the most documents."""
+    model, texts = shared("llama"), [tokens(48, seed=seed)[0] for seed in range(3)]
+    own = wherewhat.measure("heads", model, texts, out=tmp_path)
+    without = portraits(own.stored)
+    other = wherewhat.measure("removal", shared("llama", seed=1), texts, out=tmp_path)
+    wherewhat.measure("removal", model, tokens(48, seed=9)[0], out=tmp_path, mean=False)
+    assert find_removal(own.stored) is None
+    assert portraits(own.stored) == without
+    wherewhat.measure("removal", model, texts[:1], out=tmp_path)
+    removal = wherewhat.measure("removal", model, texts, out=tmp_path)
+    found = find_removal(own.stored)
+    assert found is not None
+    assert found.directory.path == removal.path != other.path
+    rise, noise = (removal.stored.head_documents(name) for name in ("removal_loss", "noise_loss"))
+    for place, sentence in portraits(own.stored).items():
+        values = [interval([*numbers[place].values()]) for numbers in (rise, noise)]
+        assert sentence == f"{without[place].removesuffix('.')}; {removal_words(*values)}."
+
+
+@pytest.mark.parametrize(
+    ("rise", "words"),
+    [
+        (Interval(0.021, 0.018, 0.024, 4), "removing it costs 0.0210 ± 0.0030 nats (noise of the same size 0.0012)"),
+        (Interval(-0.021, -0.024, -0.018, 4), "removing it lowers the loss by 0.0210 ± 0.0030 nats (noise of"),
+        (Interval(0.001, -0.002, 0.004, 4), "removing it changes the loss by 0.0010 ± 0.0030 nats (noise of"),
+        (Interval(0.0213, None, None, 1), "removing it costs 0.0213 nats (noise of"),
+    ],
+)
+def test_words_of_removal(rise, words):
+    assert removal_words(rise, Interval(0.00123, None, None, 1)).startswith(words)
+    assert removal_words(rise) in removal_words(rise, Interval(0.00123, None, None, 1))
 
 
 def test_telling_heads_show_each_role_once_before_any_twice(run):

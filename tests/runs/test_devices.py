@@ -99,7 +99,9 @@ class Spread(ModelSubject):
 WORDS = tuple((i, i + 1 + i % 2) for i in range(2, 40, 3))
 TEXT = Text(tokens(48), 1, lambda: Spans(WORDS, ((2, 9), (11, 40)), tuple((30, 40) for _ in WORDS)))
 GIVEN = {
-    **dict.fromkeys(["axes", "attention", "planes", "heads", "distance", "frequencies", "residual"], Text(tokens(48))),
+    **dict.fromkeys(
+        ["axes", "attention", "planes", "heads", "distance", "frequencies", "residual", "removal"], Text(tokens(48))
+    ),
     "perturb": TEXT,
     "extend": Text(tokens(130)),
     "split": [Text(tokens(24, seed=seed)) for seed in range(3)],

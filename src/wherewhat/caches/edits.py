@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -18,6 +17,7 @@ from wherewhat.captures.layer_proofs import input_device, last_logits
 from wherewhat.captures.layout import CaptureLayout, LayerLayout
 from wherewhat.captures.proof import Proof
 from wherewhat.captures.session import Editor, describe, observing
+from wherewhat.captures.stream import block_list
 from wherewhat.captures.structure import ModelWatch, uncompiled
 from wherewhat.errors import CaptureError
 
@@ -95,7 +95,7 @@ class SharedPrefix:
         self._ids = ids.to(input_device(model))
         self._given: dict[str, Any] = {"use_cache": False} | ({} if keep is None else last_logits(model, keep))
         self._keep = keep
-        self._blocks, self._at = _blocks(model, proof)
+        self._blocks, self._at = block_list(model, proof.layout)
         self._entering: dict[int, Tensor] = {}
         self._tuple: dict[int, int | None] = {}
         with ExitStack() as stack:
@@ -159,19 +159,6 @@ class SharedPrefix:
             finally:
                 handle.remove()
         return torch.unflatten(self._logits(output), 0, (len(ids), rows))
-
-
-def _blocks(model: nn.Module, proof: Proof) -> tuple[list[nn.Module], dict[int, int]]:
-    """Return all blocks of the model in order, and the index among them of each layer's."""
-    matches = {plan.layer: re.match(r"(.*)\.(\d+)\.", plan.name) for plan in proof.layout.layers}
-    lists = {None if match is None else match[1] for match in matches.values()}
-    names = [plan.name for plan in proof.layout.layers]
-    path = lists.pop()
-    if path is None or lists or len(set(names)) < len(names):
-        raise CaptureError(f"{names[0]} is not in its own block of one list: layers cannot be changed separately")
-    children = dict(model.get_submodule(path).named_children())
-    order = list(children)
-    return list(children.values()), {layer: order.index(match[2]) for layer, match in matches.items() if match}
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

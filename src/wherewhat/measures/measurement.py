@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wherewhat.caches.plan import Plan
     from wherewhat.captures.attention import LayerAttention
     from wherewhat.captures.blocks import Blocks
+    from wherewhat.captures.stream import ResidualStream
     from wherewhat.measures.variants import VariantRuns
 
 
@@ -77,8 +78,14 @@ class Subject(Protocol):
     def blocks(self, ids: Tensor) -> AbstractContextManager[Blocks]:
         """Return the attention modules of a pass over ``ids`` ``(1, n)``, to be run again on changed inputs."""
 
-    def variants(self, ids: Tensor) -> VariantRuns:
-        """Return runs of variants of the model that differ in one layer, over ``ids`` ``(batch, n)`` as they are."""
+    def variants(self, ids: Tensor, *, logits: bool = False) -> VariantRuns:
+        """Return runs of variants of the model that differ in one layer, over ``ids`` ``(batch, n)`` as they are.
+
+        With ``logits`` the logits of the next tokens are read, too.
+        """
+
+    def stream(self) -> ResidualStream:
+        """Return how the heads add to the logits; raise a :class:`CaptureError` if the logits are no such sum."""
 
 
 KEYS_MIX = 0.05
@@ -513,6 +520,7 @@ BUILT_IN = {
     "residual": "residual.ResidualMeasurement",
     "split": "split.split_measurement.SplitMeasurement",
     "heads": "heads.heads_measurement.HeadsMeasurement",
+    "removal": "removal.RemovalMeasurement",
     "frequencies": "frequencies.frequencies_measurement.FrequenciesMeasurement",
     "prompts": "prompts.PromptsMeasurement",
     "perturb": "perturb.perturb_measurement.PerturbMeasurement",

@@ -183,35 +183,14 @@ def mixed_attention(
     return torch.unflatten(output[0], 1, (texts, -1)).movedim(1, 0)
 
 
-_BITS = 2**32 - 1
-"""Mask of the integers that noise is made from."""
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """Return 32-bit integers, held as int64, as other ones without their patterns (the finaliser of MurmurHash3)."""
-    x = (x ^ (x >> 16)) * 0x85EBCA6B & _BITS
-    x = (x ^ (x >> 13)) * 0xC2B2AE35 & _BITS
-    return x ^ (x >> 16)
-
-
 def gaussian_noise(attention: LayerAttention, rows: slice) -> Tensor:
     """Return Gaussian noise for the logits of some queries, ``(heads, rows, m)`` float32.
 
     It is a function of layer, head, query and key: the same on every device, for blocks of any size and in each text.
     """
-    import torch
+    from wherewhat.measures.tensors import hashed_noise
 
-    device = attention.rot_q.device
-
-    def counted(start: int, stop: int, factor: int) -> Tensor:
-        return torch.arange(start, stop, device=device) * factor
-
-    heads = _mixed(counted(0, attention.heads, 0x9E3779B1) + attention.layer * 0x7FEB352D & _BITS)
-    queries = _mixed(heads[:, None] + counted(rows.start, rows.stop, 0x846CA68B) & _BITS)
-    drawn = _mixed(queries[..., None] + counted(0, attention.m, 0xB5297A4D) & _BITS)
-    # 23 bits and a half are exact in float32, and neither 0 nor 1.
-    noise: Tensor = torch.special.ndtri(((drawn >> 9).float() + 0.5) * 2.0**-23)
-    return noise
+    return hashed_noise(attention.layer, attention.heads, rows, attention.m, attention.rot_q.device)
 
 
 def _subtract(attention: LayerAttention, scores: Tensor, terms: Sequence[Tensor], rows: slice) -> Tensor:
@@ -329,13 +308,13 @@ class _ResidualRuns:
         except (CaptureError, ConfigError):
             alone = [_Variant(0.0, only={layer: torch.ones(n, dtype=torch.bool)}) for layer, n in heads.items()]
             return {layer: loss - intact for layer, loss in zip(heads, self.losses(alone), strict=True)}
-        return {layer: runs.run(layer, [(0.0, slice(None))], self.additive)[0][:, 0] - intact for layer in heads}
+        return {layer: runs.run(layer, [(0.0, slice(None))], self.additive).loss[:, 0] - intact for layer in heads}
 
     def head_costs(self, heads: Mapping[int, int]) -> dict[int, Tensor]:
         """Return the cost ``(texts, heads)`` of making each head alone additive, by layer."""
         runs = self._subject.variants(self._ids)
         return {
-            layer: runs.run(layer, [(0.0, slice(head, head + 1)) for head in range(count)], self.additive)[0]
+            layer: runs.run(layer, [(0.0, slice(head, head + 1)) for head in range(count)], self.additive).loss
             - runs.loss[:, None]
             for layer, count in heads.items()
         }

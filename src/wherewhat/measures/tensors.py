@@ -284,6 +284,17 @@ def text_losses(logits: Tensor, ids: Tensor) -> Tensor:
     return torch.cat(parts).double().view(len(ids), n)
 
 
+def right_logits(logits: Tensor, ids: Tensor) -> Tensor:
+    """Return the logit of every token but the first, less the mean over the vocabulary, ``(texts, n - 1)`` float64.
+
+    Arguments are those of :func:`text_losses`. A constant that is added to all logits changes nothing.
+    """
+    targets = ids[:, 1:].to(logits.device)
+    logits = logits[:, : targets.shape[1]]
+    right = logits.gather(-1, targets[..., None])[..., 0]
+    return right.double() - logits.mean(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).double()
+
+
 def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
     """Return the loss of every token but the first, by the index it is predicted from, ``(n - 1,)`` float64 on the CPU.
 
@@ -297,6 +308,34 @@ def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
 def next_token_loss(logits: Tensor, ids: Tensor) -> float:
     """Return the mean cross-entropy of the next token, in nats; arguments as for :func:`token_losses`."""
     return float(token_losses(logits, ids).mean())
+
+
+_BITS = 2**32 - 1
+"""Mask of the integers that noise is made from."""
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Return 32-bit integers, held as int64, as other ones without their patterns (the finaliser of MurmurHash3)."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B & _BITS
+    x = (x ^ (x >> 13)) * 0xC2B2AE35 & _BITS
+    return x ^ (x >> 16)
+
+
+def hashed_noise(layer: int, heads: int, rows: slice, columns: int, device: torch.device) -> Tensor:
+    """Return Gaussian noise ``(heads, rows, columns)`` float32 for one layer.
+
+    It is a function of layer, head, row and column: the same on every device and for blocks of any size.
+    """
+
+    def counted(start: int, stop: int, factor: int) -> Tensor:
+        return torch.arange(start, stop, device=device) * factor
+
+    by_head = _mixed(counted(0, heads, 0x9E3779B1) + layer * 0x7FEB352D & _BITS)
+    by_row = _mixed(by_head[:, None] + counted(rows.start, rows.stop, 0x846CA68B) & _BITS)
+    drawn = _mixed(by_row[..., None] + counted(0, columns, 0xB5297A4D) & _BITS)
+    # 23 bits and a half are exact in float32, and neither 0 nor 1.
+    noise: Tensor = torch.special.ndtri(((drawn >> 9).float() + 0.5) * 2.0**-23)
+    return noise
 
 
 def fft_length(least: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,8 @@ from wherewhat.captures.session import Editor
 from wherewhat.errors import CaptureError
 from wherewhat.measures.batches import batch_mib, chunks, read_at_once
 from wherewhat.measures.extend.retrieval import Planting, plant
-from wherewhat.measures.tensors import text_losses
+from wherewhat.measures.tensors import right_logits, text_losses
+from wherewhat.options import short_repr
 
 Kind = TypeVar("Kind", bound=Hashable)
 
@@ -35,6 +37,23 @@ _SAME = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.f
 """Largest change of the logits by a variant that changes nothing, relative to the largest."""
 
 
+@dataclass(frozen=True)
+class Outcomes:
+    """What variants of a model reach on texts, ``(documents, variants)`` float64 each.
+
+    Attributes:
+        loss: Mean loss of the next token, nats.
+        found: Gain from planted sequences, nats; NaN without them.
+        logit: Mean logit of the next token, less the mean over the vocabulary; NaN where it is not read.
+    """
+
+    loss: Tensor
+    found: Tensor
+    logit: Tensor
+
+    __repr__ = short_repr
+
+
 class VariantRuns:
     """Runs variants of a model that differ in one layer, in batches that start at this layer.
 
@@ -45,6 +64,7 @@ class VariantRuns:
         base: Edit of all layers that the variants have in common; None for the unchanged model.
         start: Index of the first token from which a next one is predicted that counts in the loss.
         planted: Whether to run the texts with planted sequences, too; without them retrieval is NaN.
+        logits: Whether to read the logits of the next tokens, too; without that they are NaN.
         memory_mib: Memory for logits of one batch, in MiB; by default that of :func:`batch_mib`. It changes the result
             by rounding only.
     """
@@ -58,9 +78,10 @@ class VariantRuns:
         base: Editor | None = None,
         start: int = 0,
         planted: bool = True,
+        logits: bool = False,
         memory_mib: int | None = None,
     ) -> None:
-        self._ids, self._base, self._start = ids, base, start
+        self._ids, self._base, self._start, self._reads_logits = ids, base, start, logits
         control = SharedPrefix(model, proof, ids, edit=base)
         self._prefixes = [control]
         self._plantings: list[Planting] = []
@@ -75,8 +96,8 @@ class VariantRuns:
             self._outcome(text, [prefix.logits[text : text + 1] for prefix in self._prefixes])[:, 0]
             for text in range(len(ids))
         ]
-        self.loss, self.found = torch.stack(outcomes, 1).cpu()
-        """Loss, and gain from planted sequences, of the base, ``(documents,)`` each, nats."""
+        self.loss, self.found, self.logit = torch.stack(outcomes, 1).cpu()
+        """Loss, gain from planted sequences and logit of the base, as in :class:`Outcomes`, ``(documents,)`` each."""
         # As much again as the logits take is left for the hidden states of the batch.
         each = 2 * control.logits[0].nbytes
         self._most = max(1, (memory_mib or batch_mib(control.logits.device)) * 2**20 // each)
@@ -85,8 +106,8 @@ class VariantRuns:
 
     def run(
         self, layer: int, variants: Sequence[tuple[Kind, slice]], output: Callable[[LayerAttention, Kind], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Return loss and gain of variants of a layer, ``(documents, variants)`` float64 each.
+    ) -> Outcomes:
+        """Return loss, gain and logit of variants of a layer.
 
         Args:
             layer: The layer that they change.
@@ -110,10 +131,10 @@ class VariantRuns:
                 for row, text in enumerate(range(texts.start, texts.stop)):
                     parts.append((text, chunk, self._outcome(text, [text_logits[row] for text_logits in logits])))
                 del logits
-        outcomes = torch.zeros(2, len(self._ids), len(variants), dtype=torch.float64)
+        outcomes = torch.zeros(3, len(self._ids), len(variants), dtype=torch.float64)
         for (text, chunk, _), part in zip(parts, read_at_once([part for *_, part in parts]), strict=True):
             outcomes[:, text, chunk] = part
-        return outcomes[0], outcomes[1]
+        return Outcomes(*outcomes)
 
     def _unchanged(self, attention: LayerAttention) -> Tensor:
         """Return the output ``(texts, n, heads, d_v)`` of a layer of the base."""
@@ -121,14 +142,16 @@ class VariantRuns:
         return full_attention(attention) if output is None else output
 
     def _outcome(self, text: int, logits: Sequence[Tensor]) -> Tensor:
-        """Return loss and gain ``(2, variants)`` from the logits ``(variants, n, vocabulary)`` of a text's passes."""
+        """Return loss, gain and logit ``(3, variants)`` from logits ``(variants, n, vocabulary)`` of a text."""
         ids = self._ids[text : text + 1].expand(len(logits[0]), -1)
         losses = text_losses(logits[0], ids)[:, self._start :].mean(-1)
-        gains = torch.full_like(losses, torch.nan)
+        gains = right = torch.full_like(losses, torch.nan)
         if self._plantings:
             before, after = (recalled(row, self._plantings[text]) for row in logits)
             gains = after - before
-        return torch.stack([losses, gains])
+        if self._reads_logits:
+            right = right_logits(logits[0], ids)[:, self._start :].mean(-1)
+        return torch.stack([losses, gains, right])
 
     def _check_unchanged(self, prefix: SharedPrefix, layer: int) -> None:
         """Refuse a model in which a pass that starts at a layer is not the rest of the whole pass."""

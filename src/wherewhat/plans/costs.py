@@ -187,11 +187,11 @@ def measure_head_costs(
 
     for layer in (progress or Silent()).track(sorted(layers), "costs of heads"):
         units = _unit_heads(layers[layer], "head")
-        loss, gain = runs.run(layer, [(operation, heads) for operation in operations for heads in units], output)
+        outcomes = runs.run(layer, [(operation, heads) for operation in operations for heads in units], output)
         for index, operation in enumerate(operations):
             part = slice(index * len(units), (index + 1) * len(units))
-            rise[operation][layer] = loss[:, part] - runs.loss[:, None]
-            lost[operation][layer] = runs.found[:, None] - gain[:, part]
+            rise[operation][layer] = outcomes.loss[:, part] - runs.loss[:, None]
+            lost[operation][layer] = runs.found[:, None] - outcomes.found[:, part]
     return HeadCosts(runs.loss, runs.found, rise, lost)
 
 
@@ -277,8 +277,9 @@ def measure_additions(
         left = [heads for heads in _unit_heads(count, unit) if not full[layer][heads.start]]
         if left:
             variants = [("whole", heads) for heads in left]
-            loss, gain = runs.run(layer, variants, lambda attention, _: full_attention(attention))
-            for heads, change in zip(left, torch.cat([runs.loss - loss, gain - runs.found]).T, strict=True):
+            outcomes = runs.run(layer, variants, lambda attention, _: full_attention(attention))
+            changes = torch.cat([runs.loss - outcomes.loss, outcomes.found - runs.found]).T
+            for heads, change in zip(left, changes, strict=True):
                 additions[layer][:, heads] = change[:, None]
     return additions
 

@@ -168,11 +168,19 @@ def terms(runs: Runs) -> list[dict[str, str]]:
 
 
 def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
-    """Return every metric of heads, with its title, its control, and values of the model and its control models."""
+    """Return every metric of heads, with its title, its control, and values of the model and its control models.
+
+    Besides the report's own runs, these are the finished ones of other measurements, such as ``removal``.
+    """
     tables = []
     seen: set[str] = set()
+    by_name: dict[str, dict[str, StoredRun]] = {}
     for _, run in runs.of_model:
-        name = run.measurement.name
+        by_name[run.measurement.name] = runs.weights(run.measurement.name)
+    for other in runs.others:
+        by_name.setdefault(other.name, other.runs)
+    for name, by_weights in by_name.items():
+        run = by_weights[runs.own]
         controls = {summary.metric.name: summary.control for summary in run.summaries}
         for metric in run.metrics:
             if metric.name in seen or metric.name not in run.head_metrics:
@@ -191,7 +199,7 @@ def metric_tables(runs: Runs, layers: Sequence[int]) -> list[Any]:
                     "categories": list(metric.categories),
                     "values": {
                         weights: head_values(stored, metric.name, layers)
-                        for weights, stored in runs.weights(name).items()
+                        for weights, stored in by_weights.items()
                         if metric.name in stored.head_metrics
                     },
                 }

@@ -10,11 +10,17 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
+from wherewhat.errors import StoreError
+from wherewhat.measures.statistics import Interval, in_brief, in_words, interval
 from wherewhat.measures.swaps import LABELS
-from wherewhat.rules.numbers import count_documents, head_labels, head_means
+from wherewhat.rules.numbers import count_documents, head_labels, head_means, negative
+from wherewhat.runs.directory import RunDirectory
+from wherewhat.runs.identity import KnownRuns
 from wherewhat.runs.results import StoredRun, joined_tables
 from wherewhat.scores import MODEL
 
@@ -245,8 +251,56 @@ def role_table(runs: Mapping[str, StoredRun]) -> pa.Table:
     return joined_tables(runs, tables, keep_empty=True)
 
 
-def portraits(run: StoredRun) -> dict[Place, str]:
-    """Return one sentence about every head: what it attends to, and whether position or content decides."""
+def find_removal(run: StoredRun) -> StoredRun | None:
+    """Return a finished run of ``removal`` on the same model and texts, or some of them, in the folder of a run.
+
+    Of several it is the one on the most documents, then the newest.
+    """
+    config, folder = run.directory.config, run.directory.path.parent
+    same = {name: config.get(name) for name in ("weights", "weights_hash", "tokenizer_hash")}
+    texts = {str(document) for document in cast("list[object]", config["documents"])}
+    paths: list[tuple[int, Path]] = []
+    for path, other in KnownRuns(folder).finished() if any(folder.glob("removal-*")) else ():
+        documents = [str(document) for document in cast("list[object]", other["documents"])]
+        if other["measurement"] == "removal" and same.items() <= other.items() and texts.issuperset(documents):
+            paths.append((len(documents), path))
+    for _, path in sorted(paths, key=lambda item: -item[0]):
+        with suppress(StoreError):  # a damaged one is passed over
+            return StoredRun(RunDirectory.load(path))
+    return None
+
+
+def removal_words(rise: Interval, noise: Interval | None = None) -> str:
+    """Return what the removal of a head does to the loss, in words; the control is noise of the same size."""
+    clear = rise.low is None or rise.high is None or rise.low > 0 or rise.high < 0
+    if not clear:
+        words = f"removing it changes the loss by {in_words(rise)} nats"
+    elif rise.mean >= 0:
+        words = f"removing it costs {in_words(rise)} nats"
+    else:
+        words = f"removing it lowers the loss by {in_words(negative(rise))} nats"
+    return words if noise is None else f"{words} (noise of the same size {in_brief(noise)})"
+
+
+def _removal_clauses(run: StoredRun | None) -> dict[Place, str]:
+    """Return what the removal of each head does to the loss, by a run of ``removal``."""
+    if run is None:
+        return {}
+    noise = run.head_documents("noise_loss")
+    return {
+        place: removal_words(interval([*rise.values()]), interval([*noise[place].values()]) if place in noise else None)
+        for place, rise in run.head_documents("removal_loss").items()
+    }
+
+
+def portraits(run: StoredRun, removal: StoredRun | None = None) -> dict[Place, str]:
+    """Return one sentence about every head: what it attends to, whether position or content decides, and its effect.
+
+    Args:
+        run: A run of ``heads``.
+        removal: A run of ``removal`` on the same model and texts; by default that of :func:`find_removal`, if any.
+    """
+    removed = _removal_clauses(removal or find_removal(run))
     scores = [head_means(run, metric) for metric in ("s_pos_no_sink", "s_sym_no_sink")]
     sentences = {}
     for place, roles in find_roles(run).items():
@@ -257,6 +311,8 @@ def portraits(run: StoredRun) -> dict[Place, str]:
             label = score_label(known[0], known[1], run.config.gamma)
             after = "after the sink " if any(role.role == "sink" for role in roles) else ""
             clauses.append(f"{after}{_DECIDES[label]} (scores {known[0]:.2f} and {known[1]:.2f})")
+        if place in removed:
+            clauses.append(removed[place])
         names = " and ".join(role.role for role in patterns or roles) or "no role"
         sentences[place] = f"{names[0].upper()}{names[1:]}: {'; '.join(clauses)}."
     return sentences

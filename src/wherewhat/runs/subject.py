@@ -21,6 +21,7 @@ from wherewhat.captures.blocks import Blocks, blocks, key_mixing
 from wherewhat.captures.chunks import check_chunk, prove_chunks, run_in_chunks
 from wherewhat.captures.layer_proofs import input_device, last_logits, random_prompt
 from wherewhat.captures.proof import Proof, capture, current_proof, intervene, prove
+from wherewhat.captures.stream import ResidualStream
 from wherewhat.errors import CaptureError, ConfigError, MeasureError, TextError, one_line
 from wherewhat.measures.batches import in_order
 from wherewhat.models import loader
@@ -464,11 +465,19 @@ class ModelSubject:
         model = self.loaded.model
         return blocks(model, ids.to(input_device(model)), self.proof)
 
-    def variants(self, ids: Tensor) -> VariantRuns:
+    def variants(self, ids: Tensor, *, logits: bool = False) -> VariantRuns:
         """Return runs of variants of the model that differ in one layer, over ``ids`` ``(batch, n)`` as they are."""
         from wherewhat.measures.variants import VariantRuns  # needs caches and planted texts, which few need
 
-        return VariantRuns(self.loaded.model, self.proof, ids, planted=False)
+        return VariantRuns(self.loaded.model, self.proof, ids, planted=False, logits=logits)
+
+    def stream(self) -> ResidualStream:
+        """Return how the heads add to the logits, found once."""
+        return self._stream
+
+    @functools.cached_property
+    def _stream(self) -> ResidualStream:
+        return ResidualStream(self.loaded.model, self.proof)
 
     def edited(
         self, ids: Tensor, editor: Callable[[LayerAttention], Tensor | None], *, positions: Tensor | None = None
