@@ -53,6 +53,9 @@ def claims(
 ) -> None:
     """Judge the claims of papers about position and content in attention on a model.
 
+    $ wherewhat claims ./my-model
+    $ wherewhat claims ./my-model --claim 1 --claim 7
+
     Each claim has numbers with intervals and controls, a verdict by a stated rule (holds, holds if …, does not hold,
     cannot be told), and what would change it. Claims that do not apply to the model are listed with the reason. Runs
     are shared with other commands, and an interrupted command is resumed. Writes one JSON file, which `wherewhat

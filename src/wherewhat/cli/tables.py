@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -51,14 +52,36 @@ def print_line(console: Console, line: object, *, wrap: bool = False, style: str
 
     Only with ``wrap`` it is wrapped at words: paths are not, so that they can be copied or read by a script.
     """
-    console.print(printable(str(line)), soft_wrap=not wrap, markup=False, highlight=False, style=style)
+    console.print(
+        printable(_with_plain_spaces(str(line))), soft_wrap=not wrap, markup=False, highlight=False, style=style
+    )
 
 
 def _printable(value: Any) -> Any:
-    return printable_lines(value) if isinstance(value, str) else value
+    return printable_lines(_with_plain_spaces(value)) if isinstance(value, str) else value
+
+
+def _with_plain_spaces(text: str) -> str:
+    """Replace no-break spaces, which count as not printable."""
+    return text.replace("\u00a0", " ")
 
 
 CONTROL_NOTE = "Intervals of control models are over documents: random is one untrained model, shuffled one draw."
+_NARROW = 80
+"""Columns of a terminal in which numbers are not wrapped."""
+_WIDE = 110
+"""Columns of a terminal in which control metrics have a column of their own."""
+COUNT_NOTE = "In brackets: counts in single documents."
+_COUNT = re.compile(r"(?P<count>\S+) of (?P<total>\d+)(?:; (?P<single>.+) in single documents)?")
+
+
+def brief_count(words: str) -> tuple[str, str]:
+    """Return "14 of 270; 12 to 17 in single documents" as "14 (12 to 17)" and "270"; other words without a total."""
+    count = _COUNT.fullmatch(words)
+    if count is None:
+        return words, ""
+    single = f" ({count['single']})" if count["single"] else ""
+    return f"{count['count']}{single}", count["total"]
 
 
 def headline(
@@ -66,27 +89,42 @@ def headline(
     runs: Sequence[tuple[str, Sequence[MetricSummary]]],
     *,
     left_out: Mapping[str, str],
+    width: int,
 ) -> Table:
-    """Return every metric of the model, its control models, and the control metric.
+    """Return every metric of the model, its control models, and the control metric, below it on a narrow terminal.
 
     Runs are weights with summaries; ``left_out`` says by weights why a control model is missing.
     """
-    table = Table(title=measurement.summary, caption=measurement.limits)
+    table = Table(title=measurement.summary, caption=measurement.limits, box=None, pad_edge=False)
     if len(runs) > 1:
         table.caption = f"{CONTROL_NOTE}\n{table.caption}"
     for weights, reason in left_out.items():
         table.caption = f"No {weights} control: {escape(reason)}\n{table.caption}"
-    table.add_column(view_of(measurement).over, max_width=24)
+    table.add_column(view_of(measurement).over)
     for weights, _ in runs:
-        table.add_column(weights, justify="right")
-    table.add_column("control", justify="right")
+        table.add_column(weights, no_wrap=width >= _NARROW)
+    beside = width >= _WIDE
+    if beside:
+        table.add_column("control")
     by_name = [{summary.metric.name: summary for summary in summaries} for _, summaries in runs]
+    counted_heads = False
     for summary in runs[0][1]:
         metric = summary.metric
         # A number that is undefined for a model, such as a correlation over equal values, is left blank.
-        cells = [named[metric.name].words() if metric.name in named else "" for named in by_name]
-        control = "" if summary.control is None else f"{_number(summary.control)}  {metric.control_title}"
-        table.add_row(f"{metric.title} ({metric.unit})" if metric.unit else metric.title, *cells, control)
+        cells = [brief_count(named[metric.name].words() if metric.name in named else "") for named in by_name]
+        title = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
+        total = cells[0][1]
+        counted_heads |= bool(total)
+        row = [f"{title}, of {total}" if total else title, *(words for words, _ in cells)]
+        if summary.control is None:
+            table.add_row(*row)
+        elif beside:
+            table.add_row(*row, f"{_number(summary.control)}  {metric.control_title}")
+        else:
+            table.add_row(*row)
+            table.add_row(f"  {metric.control_title}", _number(summary.control), style="dim")
+    if counted_heads:
+        table.caption = f"{COUNT_NOTE} {table.caption}"
     return table
 
 
