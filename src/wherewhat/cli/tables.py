@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich import table
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.constrain import Constrain
 from rich.markup import escape
+from rich.text import Text
 
 from wherewhat.errors import printable, printable_lines
 from wherewhat.measures.statistics import in_words
@@ -24,15 +26,15 @@ if TYPE_CHECKING:
     from wherewhat.runs.results import MetricSummary, StoredRun
 
 
+_LONGEST_LINE = 100
+"""Columns of prose in a wider terminal."""
+
+
 class Table(table.Table):
-    """A table with titles on the left, whose narrow columns wrap instead of truncating numbers.
+    """A table whose narrow columns wrap instead of truncating numbers, below its title and above its caption.
 
     Control characters of names are shown by their code; a cell or a caption may have several lines.
     """
-
-    def __init__(self, **options: Any) -> None:
-        """Create it as rich's table, with other defaults."""
-        super().__init__(**{"title_justify": "left", "caption_justify": "left", **options})
 
     def add_column(self, *args: Any, **options: Any) -> None:
         """Add a column as rich's table, with ``overflow="fold"`` by default."""
@@ -43,8 +45,14 @@ class Table(table.Table):
         super().add_row(*map(_printable, cells), **options)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        self.title, self.caption = _printable(self.title), _printable(self.caption)
-        return super().__rich_console__(console, options)
+        title, caption, self.title, self.caption = self.title, self.caption, None, None
+        # Not by rich, which wraps both at the width of the table, however narrow.
+        if title:
+            yield Constrain(Text.from_markup(str(_printable(title)), style="table.title"), _LONGEST_LINE)
+        yield from super().__rich_console__(console, options)
+        if caption:
+            yield Constrain(Text.from_markup(str(_printable(caption)), style="table.caption"), _LONGEST_LINE)
+        self.title, self.caption = title, caption
 
 
 def print_line(console: Console, line: object, *, wrap: bool = False, style: str | None = None) -> None:
