@@ -111,7 +111,7 @@ def headline(
     table.add_column(view_of(measurement).over)
     for weights, _ in runs:
         table.add_column(weights, no_wrap=width >= _NARROW)
-    beside = width >= _WIDE
+    beside = width >= _WIDE and any(summary.control is not None for summary in runs[0][1])
     if beside:
         table.add_column("control")
     by_name = [{summary.metric.name: summary for summary in summaries} for _, summaries in runs]
