@@ -17,6 +17,7 @@ _DOCS = Path(__file__).resolve().parents[1] / "docs"
 _FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?P<open>[(\[])(?P<latex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
 )
+_LESSON = "<!-- lesson: data -->"
 _ROLE = re.compile(r":(?:mod|func|class|meth|attr|data|exc):(?=<code>)")
 
 
@@ -31,7 +32,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(page_html: str, **_: Any) -> str:
-    """The page with its formulas as MathML, which browsers draw themselves: no script, no font."""
+    """The page with its formulas as MathML, which browsers draw themselves, and the data of live pictures."""
+    if _LESSON in page_html:
+        # Inside the page: a page that is opened from a folder cannot read files.
+        data = (_DOCS / "lesson" / "lesson.json").read_text("utf-8").replace("</", "<\\/")
+        page_html = page_html.replace(_LESSON, f'<script type="application/json" id="lesson-data">{data}</script>')
     return _ROLE.sub("", _FORMULA.sub(_mathml, page_html))
 
 
