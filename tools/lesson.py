@@ -76,7 +76,7 @@ def head_data(layer: wherewhat.LayerAttention, head: int, note: str) -> dict[str
 
 
 def planes(x: Tensor, layer: wherewhat.LayerAttention) -> Tensor:
-    """Return queries or keys ``(n, d)`` as complex numbers ``(n, planes)``, with half of the scale of logits in each."""
+    """Return queries or keys ``(n, d)`` as complex numbers ``(n, planes)``, whose products are logits."""
     left, right = layer.rotation.halves  # type: ignore[union-attr]
     x = x.double() * layer.scale**0.5
     return torch.complex(x[:, left], x[:, right])

@@ -5,7 +5,7 @@
   const data = JSON.parse(source.textContent);
   const planes = data.theta.length;
   const distances = data.tokens;
-  const state = { head: 0, plane: 4, distance: 6, query: 23, key: 10, added: planes };
+  const state = { head: 0, plane: 4, distance: 6, query: 23, key: 15, added: planes };
   const drawings = [];
 
   // Elements
@@ -35,11 +35,11 @@
       state[name] = Number(input.value);
       drawAll();
     });
-    const value = html("output", {});
+    const value = options.say ? html("output", {}) : "";
     drawings.push(() => {
       if (options.most) input.max = options.most();
       input.value = state[name];
-      value.textContent = options.say ? options.say(state[name]) : "";
+      if (options.say) value.textContent = options.say(state[name]);
     });
     return html("label", {}, html("span", {}, title), input, value);
   }
