@@ -61,17 +61,12 @@ def print_line(console: Console, line: object, *, wrap: bool = False, style: str
     Only with ``wrap`` it is wrapped at words: paths are not, so that they can be copied or read by a script.
     """
     console.print(
-        printable(_with_plain_spaces(str(line))), soft_wrap=not wrap, markup=False, highlight=False, style=style
+        printable(str(line)), soft_wrap=not wrap, markup=False, highlight=False, style=style
     )
 
 
 def _printable(value: Any) -> Any:
-    return printable_lines(_with_plain_spaces(value)) if isinstance(value, str) else value
-
-
-def _with_plain_spaces(text: str) -> str:
-    """Replace no-break spaces, which count as not printable."""
-    return text.replace("\u00a0", " ")
+    return printable_lines(value) if isinstance(value, str) else value
 
 
 CONTROL_NOTE = "Intervals of control models are over documents: random is one untrained model, shuffled one draw."
