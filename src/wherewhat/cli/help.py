@@ -98,7 +98,7 @@ def _parameter(parameter: Any, ctx: Any) -> tuple[str, str]:
     argument = parameter.param_type_name == "argument"
     flag = getattr(parameter, "is_flag", False)
     if argument:
-        name = f"{parameter.metavar or parameter.name.upper()}{'...' if parameter.nargs != 1 else ''}"
+        name = f"{parameter.metavar or parameter.name}{'...' if parameter.nargs != 1 else ''}"
     else:
         opposite = f" / {', '.join(parameter.secondary_opts)}" if parameter.secondary_opts else ""
         name = f"{', '.join(sorted(parameter.opts, key=len))}{opposite}"

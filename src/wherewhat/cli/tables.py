@@ -74,7 +74,7 @@ _NARROW = 80
 """Columns of a terminal in which numbers are not wrapped."""
 _WIDE = 110
 """Columns of a terminal in which control metrics have a column of their own."""
-COUNT_NOTE = "In brackets: counts in single documents."
+COUNT_NOTE = "In brackets after a count: its range over single documents."
 _COUNT = re.compile(r"(?P<count>\S+) of (?P<total>\d+)(?:; (?P<single>.+) in single documents)?")
 
 
