@@ -60,9 +60,7 @@ def print_line(console: Console, line: object, *, wrap: bool = False, style: str
 
     Only with ``wrap`` it is wrapped at words: paths are not, so that they can be copied or read by a script.
     """
-    console.print(
-        printable(str(line)), soft_wrap=not wrap, markup=False, highlight=False, style=style
-    )
+    console.print(printable(str(line)), soft_wrap=not wrap, markup=False, highlight=False, style=style)
 
 
 def _printable(value: Any) -> Any:
