@@ -1,4 +1,7 @@
-"""What ``mkdocs.yml`` needs beyond its extensions: the reference of measurements, MathML, and plain docstrings."""
+"""What ``mkdocs.yml`` needs beyond its extensions.
+
+The reference of measurements, MathML, plain docstrings, data of live pictures, and ``llms.txt`` and ``llms-full.txt``.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,14 @@ from latex2mathml.converter import convert
 from wherewhat.measures.measurement import Measurement, all_metrics, measurements
 from wherewhat.report.views import view_of
 
-_DOCS = Path(__file__).resolve().parents[1] / "docs"
+_ROOT = Path(__file__).resolve().parents[1]
+_DOCS = _ROOT / "docs"
+_LINKED = re.compile(r"\]\((?P<path>[^)#:]+\.md)\)")
+_COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 _FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?P<open>[(\[])(?P<latex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
 )
+_LESSON = "<!-- lesson: data -->"
 _ROLE = re.compile(r":(?:mod|func|class|meth|attr|data|exc):(?=<code>)")
 
 
@@ -31,8 +38,32 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(page_html: str, **_: Any) -> str:
-    """The page with its formulas as MathML, which browsers draw themselves: no script, no font."""
+    """The page with its formulas as MathML, which browsers draw themselves, and the data of live pictures."""
+    if _LESSON in page_html:
+        # Inside the page: a page that is opened from a folder cannot read files.
+        data = (_DOCS / "lesson" / "lesson.json").read_text("utf-8").replace("</", "<\\/")
+        page_html = page_html.replace(_LESSON, f'<script type="application/json" id="lesson-data">{data}</script>')
     return _ROLE.sub("", _FORMULA.sub(_mathml, page_html))
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Write ``llms.txt``, with links to pages of the site, and ``llms-full.txt`` beside the pages."""
+    site = Path(config["site_dir"])
+    contents = (_ROOT / "llms.txt").read_text("utf-8")
+    pages = re.sub(r"\]\(docs/([^)#:]+)\.md\)", r"](\1.html)", contents)
+    (site / "llms.txt").write_text(pages, "utf-8")
+    (site / "llms-full.txt").write_text(full_text(), "utf-8")
+
+
+def full_text() -> str:
+    """Return all pages that ``llms.txt`` lists, in its order, as one text in Markdown for language models."""
+    contents = (_ROOT / "llms.txt").read_text("utf-8")
+    paths = dict.fromkeys(found["path"] for found in _LINKED.finditer(contents))
+    parts = [contents.split("\n## ")[0].strip()]
+    for path in paths:
+        page = on_page_markdown((_ROOT / path).read_text("utf-8"))
+        parts.append(f"<!-- {path} -->\n\n{_COMMENT.sub('', page).strip()}")
+    return "\n\n".join(parts) + "\n"
 
 
 def reference(measurement: Measurement) -> str:

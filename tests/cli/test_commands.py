@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from conformance.tiny_models import build as build_tiny
 from helpers.command_line import assert_one_line
 from helpers.tolerance import rounding
 from wherewhat.captures.proof import prove
-from wherewhat.cli.tables import proof_table
+from wherewhat.cli.tables import brief_count, proof_table
 from wherewhat.measures.measurement import measurements
 
 
@@ -41,6 +42,40 @@ def test_help_of_a_measurement_explains_metrics_and_options(cli, subtests):
             assert shown.code == 0
             assert measurement.summary in flat
             assert [option for option in options if option not in flat] == []
+
+
+def test_help_shows_examples_then_options_then_metrics_in_plain_words(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = {name: cli(*name.split(), "--help").out for name in ("heads", "report", "choices", "multihop train", "")}
+    for name, text in shown.items():
+        assert max(map(len, text.splitlines())) <= 80, name
+        assert not re.search(r"<\w+|\*\w|`", text), name
+    order = ["Usage", "\nExamples", "\nArguments", "\nOptions\n", "\nOptions for --set", "\nMetrics", "\nLimits"]
+    places = [shown["heads"].index(title) for title in order]
+    assert places == sorted(places)
+    assert "--weights TEXT..." in shown["report"]
+    assert "  --quick  " in shown["report"]
+    assert re.search(r"--control / --no-control .*\n.*\[default: --control\]", shown["heads"])
+    monkeypatch.setenv("COLUMNS", "160")
+    assert max(map(len, cli("heads", "--help").out.splitlines())) <= 100
+
+
+def test_examples_of_the_help_are_commands_with_options_that_exist(cli):
+    listed = re.findall(r"^  ([a-z]+)  ", cli("--help").out, re.MULTILINE)
+    for name in listed:
+        text = cli(name, "--help").out
+        for line in re.findall(r"^  \$ wherewhat (.*)$", text, re.MULTILINE):
+            command, *words = line.partition("#")[0].split()
+            assert command == name
+            used = [word for word in words if word.startswith("--")]
+            assert [word for word in used if f" {word}" not in text.partition("\nOptions\n")[2]] == [], line
+            assert name in ("multihop", "encodings") or "\nExamples\n" in text
+
+
+def test_counts_of_heads_are_short_in_tables():
+    assert brief_count("14 of 270; 12 to 17 in single documents") == ("14 (12 to 17)", "270")
+    assert brief_count("14 of 270") == ("14", "270")
+    assert brief_count("0.84 ± 0.09") == ("0.84 ± 0.09", "")
 
 
 def rows(out):

@@ -16,6 +16,7 @@ MOST_BYTES = 300_000
 # In place of the values of the cell tagged `parameters`: the same code on less text.
 SMALL = {
     "first_look": "TOKENS = 40",
+    "lesson": "TOKENS = 48",
     "own_measurement": "DOCUMENTS, TOKENS = 2, 40",
     "watching_a_fine_tune": "STEPS, EVERY, TOKENS, FIRST = 2, 1, 24, 28",
     "which_heads_to_keep": "TOKENS, CHOOSING, TESTING, DRAWS, WINDOW = 64, 1, 2, 1, 16",

@@ -63,6 +63,17 @@ def test_pages_ask_for_nothing_from_elsewhere(site):
     assert [url for text in styles for url in re.findall(r"""url\(["']?(?:https?:)?//[^)]*|@import[^;]*""", text)] == []
 
 
+def test_the_site_has_its_text_for_language_models(site):
+    listed = (site / "llms.txt").read_text("utf-8")
+    pages = re.findall(r"\]\(([\w/-]+\.html)\)", listed)
+    assert len(pages) > 40
+    assert [page for page in pages if not (site / page).is_file()] == []
+    assert len((site / "llms-full.txt").read_text("utf-8")) > 300_000
+    lesson = (site / "lesson.html").read_text("utf-8")
+    assert 'id="lesson-data">{' in lesson
+    assert (site / "lesson" / "lesson.js").is_file()
+
+
 def test_formulas_and_docstrings_are_rendered(site):
     page = (site / "planes.html").read_text("utf-8")
     assert page.count('display="block"') == 3

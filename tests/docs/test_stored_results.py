@@ -46,3 +46,23 @@ def test_computed_costs_are_marked():
     growth = (2 * 1000 * 1024 + 2 * 1024**2) / (2 * 1000 * 512 + 2 * 512**2)
     assert summary.cell([one], "axes", 1024) == f"*{2 * growth:.1f} s, 200 MiB*"
     assert summary.cell([one], "planes", 512) == summary.cell([one], "prompts", 1024) == ""
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """Return the cells of a Markdown table by its first cell, without marks."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in lines}
+
+
+def test_the_page_that_chooses_a_method_has_the_numbers_of_the_comparison_and_is_short():
+    page, evidence = ((ROOT / "docs" / name).read_text("utf-8") for name in ("which-method.md", "lengths.md"))
+    assert len([word for word in page.split() if any(map(str.isalnum, word))]) <= 800
+    smollm2 = evidence.split("### SmolLM2-135M")[1].split("### TinyLlama-1.1B")[0]
+    losses, answers = (smollm2.split(head)[1].split("\n\n")[0] for head in ("| method | rise", "| method | pass key"))
+    chosen = rows_of(page)
+    for name, cells in rows_of(losses).items():
+        row = chosen.get("near-far`, half of the heads look far" if name == "near-far-plan" else name)
+        if row is not None and "±" in cells[-1]:
+            assert row[:2] == cells[-2:], name
+            assert row[2] == rows_of(answers)[name][-1].split()[0], name
+    assert len(chosen.keys() & rows_of(losses).keys()) >= 10

@@ -159,7 +159,7 @@ def test_samples_of_weights_tell_separate_trainings_from_fine_tuning():
     assert abs(correlation[0, 1]) < 0.3 < SAME_WEIGHTS < correlation[1, 2]
 
 
-def test_a_control_is_said_to_be_one_model(made, cli, hostile_model):
+def test_a_control_is_said_to_be_one_model(made, cli, hostile_model, monkeypatch):
     (model,) = made.report.data["models"]
     assert made.report.data["comparison"] is None
     assert "sample" not in model["model"]
@@ -168,9 +168,13 @@ def test_a_control_is_said_to_be_one_model(made, cli, hostile_model):
     assert len(controls) >= 7
     assert all(name.startswith(("one random control", "one shuffled control")) for name in controls)
     options = ("--text", made.text, "--tokens", TOKENS, "--out", made.out, "--device", "cpu")
-    shown = " ".join(cli("report", hostile_model, *options).out.split())
-    assert "one random control" in shown
-    assert "over documents: random is one untrained model" in shown
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli("report", hostile_model, *options).out
+    table = shown[shown.index("mean over heads and documents") :].partition("In brackets")[0].splitlines()
+    assert table[1].split() == ["value", "random", "shuffled"]
+    assert len(table) <= 25
+    assert max(map(len, table)) <= 80
+    assert "over documents: random is one untrained model, shuffled one draw" in " ".join(shown.split())
 
 
 def test_names_in_the_terminal_are_no_markup(capsys):

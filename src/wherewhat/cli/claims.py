@@ -9,10 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
 
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
 from wherewhat.cli.tables import Table, print_line
+from wherewhat.errors import printable
 from wherewhat.progress import TerminalProgress, counted
 from wherewhat.runs.request import ModelRequest
 
@@ -53,6 +56,9 @@ def claims(
 ) -> None:
     """Judge the claims of papers about position and content in attention on a model.
 
+    $ wherewhat claims ./my-model
+    $ wherewhat claims ./my-model --claim 1 --claim 7
+
     Each claim has numbers with intervals and controls, a verdict by a stated rule (holds, holds if …, does not hold,
     cannot be told), and what would change it. Claims that do not apply to the model are listed with the reason. Runs
     are shared with other commands, and an interrupted command is resumed. Writes one JSON file, which `wherewhat
@@ -88,19 +94,25 @@ def claims_table(claims: Sequence[dict[str, Any]], *, title: str, over: str) -> 
     table = Table(
         title=escape(title),
         caption=f"Intervals are 95 % over {over}. Rules and thresholds: documentation, Claims.",
-        show_lines=True,
+        box=None,
+        pad_edge=False,
+        show_header=False,
     )
-    table.add_column("", justify="right")
-    for column in ("claim", "number; control", "verdict", "what would change it"):
-        table.add_column(column)
+    table.add_column("number", justify="right")
+    table.add_column("claim")
     for claim in claims:
-        verdict = [verdict_words(claim)]
+        table.add_row(f"[bold]{claim['number']}[/bold]", f"[bold]{escape(claim['statement'])}[/bold]")
+        table.add_row("", f"[bold]Verdict:[/bold] {escape(verdict_words(claim))}")
+        lines = [_number(number) for number in claim["numbers"]]
         if claim["verdict"] != "holds":
             words = {False: "no", None: "open"}
-            verdict += [f"{words[x['outcome']]}: {x['statement']}" for x in claim["parts"] if not x["outcome"]]
-            verdict += claim["notes"]
-        cells = ([claim["statement"]], [_number(number) for number in claim["numbers"]], verdict, [claim["change"]])
-        table.add_row(str(claim["number"]), *("\n".join(escape(line) for line in lines) for lines in cells))
+            lines += [f"{words[x['outcome']]}: {x['statement']}" for x in claim["parts"] if not x["outcome"]]
+            lines += claim["notes"]
+        for line in lines:
+            table.add_row("", Padding(Text(printable(line)), (0, 0, 0, 2)))
+        if claim["change"]:
+            table.add_row("", Text(f"What would change it: {printable(claim['change'])}", style="dim"))
+        table.add_row("", "")
     return table
 
 

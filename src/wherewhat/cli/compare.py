@@ -64,6 +64,8 @@ def compare(
 ) -> None:
     """Compare all finished runs of one or more stores, by model, size, checkpoint, weights or encoding.
 
+    $ wherewhat compare runs --by model,weights --metric r
+
     Means are over heads and layers, then documents, then runs; 95 % intervals are over models where a group has
     several, else over runs, else over documents, and n is their number. Grouped by step or size, trends give the
     increase of a metric per factor of ten.

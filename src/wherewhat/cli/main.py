@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from wherewhat.boundary import shown
 from wherewhat.cli import options
 from wherewhat.cli.claims import claims
 from wherewhat.cli.compare import compare
 from wherewhat.cli.head import head
+from wherewhat.cli.help import HelpCommand, HelpGroup
 from wherewhat.cli.options import Given, collect, with_fields
 from wherewhat.cli.plan import plan
 from wherewhat.cli.report import export, report
@@ -28,7 +30,14 @@ from wherewhat.cli.tables import by_kind, by_layer, compared, headline, print_li
 from wherewhat.errors import ConfigError, PluginWarning, WherewhatError, printable
 from wherewhat.files import explain
 from wherewhat.imports import isolated, plugins
-from wherewhat.measures.measurement import BUILT_IN, Measurement, find_measurement, measurements
+from wherewhat.measures.measurement import (
+    BUILT_IN,
+    ChoicesMeasurement,
+    Measurement,
+    QuestionMeasurement,
+    find_measurement,
+    measurements,
+)
 from wherewhat.progress import TerminalProgress
 from wherewhat.report.views import GROUPS, view_of
 from wherewhat.runs.request import ModelRequest, Request
@@ -53,18 +62,39 @@ def command_for(measurement: Measurement) -> Callable[..., None]:
         del out, control, again, set_, config, fields
         _execute(measurement, collect(context, measurement.name))
 
-    command.__doc__ = _help_text(measurement)
+    command.__doc__ = f"{measurement.summary}\n\n{_examples(measurement)}"
     return command
 
 
-def _help_text(measurement: Measurement) -> str:
-    """Return summary, metrics, options and limits, for ``--help``."""
-    lines = [measurement.summary, ""]
-    lines += [f"* {metric.title}: {metric.reading}" for metric in measurement.metrics]
-    lines += ["", "Options for --set:", ""]
-    for item in dataclasses.fields(measurement.config):
-        lines.append(f"* {item.name}={item.default}: {item.metadata.get('help', '')}")
-    return "\n".join([*lines, "", measurement.limits])
+def _examples(measurement: Measurement) -> str:
+    """Return commands for ``--help``: the embedded model, the user's, and a control or option."""
+    asked = f"--items {_ITEMS} " if isinstance(measurement, ChoicesMeasurement) else ""
+    lines = [f"$ wherewhat {measurement.name} {asked}", f"$ wherewhat {measurement.name} ./my-model {asked}"]
+    if not isinstance(measurement, ChoicesMeasurement | QuestionMeasurement):
+        lines[1] += "--text book.txt --tokens 1024"
+    for field in dataclasses.fields(measurement.config)[:1]:
+        lines.append(f"$ wherewhat {measurement.name} {asked}--documents 2 --set {field.name}={_set_value(field)}")
+    return "\n".join(map(str.rstrip, lines))
+
+
+_ITEMS = "arc_easy"
+
+
+def _set_value(field: dataclasses.Field[Any]) -> str:
+    """Return the default of an option as ``--set`` reads it."""
+    value = field.default
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _sections(measurement: Measurement) -> str:
+    """Return options, metrics and limits, which follow the options of the command in ``--help``."""
+    options = [
+        f"* {field.name}={_set_value(field)}: {field.metadata.get('help', '')}"
+        for field in dataclasses.fields(measurement.config)
+    ]
+    metrics = [f"* {metric.title}: {metric.reading}" for metric in measurement.metrics]
+    sections = {"Options for --set KEY=VALUE": options, "Metrics": metrics, "Limits": [measurement.limits]}
+    return "\n\n".join("\n".join([title, *lines]) for title, lines in sections.items() if lines)
 
 
 def _execute(measurement: Measurement, settings: Given) -> None:
@@ -96,7 +126,7 @@ def _execute(measurement: Measurement, settings: Given) -> None:
         console.print(by_layer(summaries[0][1], summaries[0][0], width=console.width))
         if first.kinds:
             console.print(by_kind(summaries, first.kinds, width=console.width))
-    console.print(headline(measurement, summaries, left_out=controlled.left_out))
+    console.print(headline(measurement, summaries, left_out=controlled.left_out, width=console.width))
     if measurement.name == "heads":
         console.print(telling(first))
     for directory in controlled.runs.values():
@@ -110,6 +140,9 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object inste
 @with_fields(ModelRequest)
 def check(layers: _Layers = False, as_json: _Json = False, **fields: Any) -> None:
     """Check that captured queries and keys reproduce the model's attention, and show the errors.
+
+    $ wherewhat check ./my-model
+    $ wherewhat check ./my-model --layers    # one line per layer
 
     Rotating the queries and keys before RoPE must give those after it; the softmax of the recomputed logits must equal
     the model's eager attention weights; the attention output must equal the model's; capturing must not change the
@@ -161,6 +194,11 @@ _CLICK_ERROR = cast(type[typer.BadParameter], typer.BadParameter.__mro__[2])
 
 _HELP = """Measure how language models separate position (*where*) from content (*what*) in attention.
 
+$ wherewhat report              # the embedded model: one HTML page
+$ wherewhat report ./my-model   # a Hugging Face id, a folder or a .gguf file
+$ wherewhat check ./my-model    # is its attention read correctly?
+$ wherewhat heads --help        # examples, options and metrics of a command
+
 Each measurement takes a model (default: the embedded SmolLM2) and a text (default: embedded English prose), checks
 that the captured queries and keys reproduce the model's attention, and stores its scores in a run directory. Finished
 runs are not computed again; interrupted runs are resumed.
@@ -176,9 +214,9 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
     """
     app = typer.Typer(
         name="wherewhat",
+        cls=HelpGroup,
         help=_HELP,
         no_args_is_help=True,
-        rich_markup_mode="markdown",
         add_completion=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -204,9 +242,13 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
     for name in commands if only is None else (only,):
         panel, command = commands[name]
         if isinstance(command, Measurement):
-            app.command(name, short_help=command.summary, rich_help_panel=panel)(command_for(command))
+            epilog = _sections(command)
+            declare = app.command(
+                name, cls=HelpCommand, short_help=command.summary, epilog=epilog, rich_help_panel=panel
+            )
+            declare(command_for(command))
         else:
-            app.command(name, rich_help_panel=panel)(command)
+            app.command(name, cls=HelpCommand, rich_help_panel=panel)(command)
     if only is not None:
         return app
     for name, contributed in plugins(_COMMANDS).items():
@@ -214,7 +256,9 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
             if name in commands:
                 raise ConfigError(f"there is already a command '{name}'")
             typer.main.get_group(contributed)  # raises here, and not when the whole application is built
-            app.add_typer(contributed, name=name, rich_help_panel="Laboratory")
+            for info in contributed.registered_commands:
+                info.cls = HelpCommand if info.cls in (None, TyperCommand) else info.cls
+            app.add_typer(contributed, name=name, cls=HelpGroup, rich_help_panel="Laboratory")
     return app
 
 

@@ -55,6 +55,10 @@ def plan(
 ) -> None:
     """Choose the heads that need their full key-value cache, and measure what limiting the others costs.
 
+    $ wherewhat plan ./my-model --budget 0.25
+    $ wherewhat plan ./my-model --min-found 0.95 --max-rise 0.05
+    $ wherewhat plan ./my-model --tokens 8192 --documents 8 --device cuda
+
     Chosen groups of heads see the whole text, the others a window of last keys and a few first ones. Heads are scored
     on some documents; the rise of the loss and the retrieval of planted sequences are measured on others. Writes the
     plan as a JSON file, for `wherewhat.planned`, and a picture of costs against the share kept.

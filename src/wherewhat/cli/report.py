@@ -12,7 +12,7 @@ from rich.markup import escape
 from wherewhat.boundary import user_path
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
-from wherewhat.cli.tables import CONTROL_NOTE, Table, print_line
+from wherewhat.cli.tables import CONTROL_NOTE, COUNT_NOTE, Table, brief_count, print_line
 from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
@@ -63,6 +63,10 @@ def report(
 ) -> None:
     """Measure a model and write a report: one HTML file that opens offline.
 
+    $ wherewhat report                       # the embedded model
+    $ wherewhat report ./my-model --quick    # in about a minute
+    $ wherewhat report ./my-model smollm2    # two models side by side
+
     The three-axis decomposition with its controls, the loss with exactly additive logits, positional and symbolic
     heads, frequencies, planes, controlled distance, and short perturbation and length curves are measured on a few
     documents. The page is written after the first measurement and completed as others finish; its path is shown first.
@@ -105,28 +109,54 @@ def report(
 
 
 def _numbers_table(models: Sequence[Profiled]) -> Table:
-    """Return the headline numbers: one column per model; all controls of a single model, else the random ones."""
+    """Return the headline numbers, one row each: a single model beside its control models, or several models.
+
+    Of several models, the random control has a row of its own below each number.
+    """
     from wherewhat.report.data import CONTROLS
 
-    table = Table(title="mean over heads and documents ± 95 % over documents", caption=CONTROL_NOTE)
+    table = Table(
+        title="mean over heads and documents ± 95 % over documents",
+        caption=f"{COUNT_NOTE} {CONTROL_NOTE}",
+        box=None,
+        pad_edge=False,
+    )
     alone = len(models) == 1
-    for column in ["", *(["value", "to compare with"] if alone else [escape(model.name) for model in models])]:
-        table.add_column(column)
+    table.add_column("")
+    for title in ["value", *CONTROLS] if alone else [escape(model.name) for model in models]:
+        table.add_column(title)
     for title in dict.fromkeys(number.title for model in models for number in model.numbers):
         numbers = [next((number for number in model.numbers if number.title == title), None) for model in models]
-        cells = [number.values if number else [] for number in numbers]
-        controls = [number.controls if number else [] for number in numbers]
-        if alone:
-            cells += controls
-        else:
-            random = [[value for value in each if value.name.startswith(CONTROLS["random"])] for each in controls]
-            cells = [[*own, *beside] for own, beside in zip(cells, random, strict=True)]
-        table.add_row(title, *("\n".join(map(_line, cell)) for cell in cells))
+        names = list(dict.fromkeys(value.name for number in numbers if number for value in number.values))
+        words = [value.words for number in numbers if number for value in number.values]
+        totals = {total for _, total in map(brief_count, words) if total}
+        several = len(names) > 1
+        if several:
+            table.add_row(f"{title}, of {totals.pop()}" if len(totals) == 1 else title, style="bold")
+        for name in names:
+            label = f"  {name}" if several else title
+            own = [_words(number.values if number else (), name) for number in numbers]
+            beside = {
+                weights: [
+                    _words(number.controls if number else (), f"{control}, {name}" if several else control)
+                    for number in numbers
+                ]
+                for weights, control in CONTROLS.items()
+            }
+            if alone:
+                table.add_row(label, *own, *(words for (words,) in beside.values()))
+            else:
+                table.add_row(label, *own)
+                table.add_row("    random control", *beside["random"], style="dim")
+        for floor in numbers[0].controls if alone and numbers[0] else ():
+            if not floor.name.startswith(tuple(CONTROLS.values())):
+                table.add_row(f"  {floor.name}", floor.words, style="dim")
     return table
 
 
-def _line(value: Value) -> str:
-    return f"{value.words}  {value.name}"
+def _words(values: Sequence[Value], name: str) -> str:
+    """Return the value of a name in words, or nothing."""
+    return brief_count(next((value.words for value in values if value.name == name), ""))[0]
 
 
 def export(
@@ -151,7 +181,12 @@ def export(
         bool | None, typer.Option("--all-keys", help="Scores of a plane or place over all keys, the sink included.")
     ] = None,
 ) -> None:
-    """Write a finished run as a figure or as a table of all its scores."""
+    """Write a finished run as a figure or as a table of all its scores.
+
+    $ wherewhat export runs/RUN map.html --metric r
+    $ wherewhat export runs/RUN curve.svg --figure distance --layer 19 --head 1
+    $ wherewhat export runs/RUN scores.csv
+    """
     from wherewhat.report.result import Result
 
     chosen = {"metric": metric, "layer": layer, "head": head, "document": document, "all_keys": all_keys}

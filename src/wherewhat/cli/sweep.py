@@ -134,6 +134,8 @@ def sweep(
 ) -> int:
     """Measure every combination of models, weights, checkpoints, texts, measurements and seeds of a sweep file.
 
+    $ wherewhat sweep study.toml
+
     The whole file is checked before the first cell runs. Cells that are already in the store are skipped; a cell that
     fails is recorded with its reason and does not stop the others. The same command resumes an interrupted sweep. Exit
     code 1 means that cells failed.

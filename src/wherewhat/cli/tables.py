@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import table
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.constrain import Constrain
 from rich.markup import escape
+from rich.text import Text
 
 from wherewhat.errors import printable, printable_lines
 from wherewhat.measures.statistics import in_words
@@ -23,15 +26,15 @@ if TYPE_CHECKING:
     from wherewhat.runs.results import MetricSummary, StoredRun
 
 
+_LONGEST_LINE = 100
+"""Columns of prose in a wider terminal."""
+
+
 class Table(table.Table):
-    """A table with titles on the left, whose narrow columns wrap instead of truncating numbers.
+    """A table whose narrow columns wrap instead of truncating numbers, below its title and above its caption.
 
     Control characters of names are shown by their code; a cell or a caption may have several lines.
     """
-
-    def __init__(self, **options: Any) -> None:
-        """Create it as rich's table, with other defaults."""
-        super().__init__(**{"title_justify": "left", "caption_justify": "left", **options})
 
     def add_column(self, *args: Any, **options: Any) -> None:
         """Add a column as rich's table, with ``overflow="fold"`` by default."""
@@ -42,8 +45,14 @@ class Table(table.Table):
         super().add_row(*map(_printable, cells), **options)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        self.title, self.caption = _printable(self.title), _printable(self.caption)
-        return super().__rich_console__(console, options)
+        title, caption, self.title, self.caption = self.title, self.caption, None, None
+        # Not by rich, which wraps both at the width of the table, however narrow.
+        if title:
+            yield Constrain(Text.from_markup(str(_printable(title)), style="table.title"), _LONGEST_LINE)
+        yield from super().__rich_console__(console, options)
+        if caption:
+            yield Constrain(Text.from_markup(str(_printable(caption)), style="table.caption"), _LONGEST_LINE)
+        self.title, self.caption = title, caption
 
 
 def print_line(console: Console, line: object, *, wrap: bool = False, style: str | None = None) -> None:
@@ -59,6 +68,21 @@ def _printable(value: Any) -> Any:
 
 
 CONTROL_NOTE = "Intervals of control models are over documents: random is one untrained model, shuffled one draw."
+_NARROW = 80
+"""Columns of a terminal in which numbers are not wrapped."""
+_WIDE = 110
+"""Columns of a terminal in which control metrics have a column of their own."""
+COUNT_NOTE = "In brackets after a count: its range over single documents."
+_COUNT = re.compile(r"(?P<count>\S+) of (?P<total>\d+)(?:; (?P<single>.+) in single documents)?")
+
+
+def brief_count(words: str) -> tuple[str, str]:
+    """Return "14 of 270; 12 to 17 in single documents" as "14 (12 to 17)" and "270"; other words without a total."""
+    count = _COUNT.fullmatch(words)
+    if count is None:
+        return words, ""
+    single = f" ({count['single']})" if count["single"] else ""
+    return f"{count['count']}{single}", count["total"]
 
 
 def headline(
@@ -66,27 +90,42 @@ def headline(
     runs: Sequence[tuple[str, Sequence[MetricSummary]]],
     *,
     left_out: Mapping[str, str],
+    width: int,
 ) -> Table:
-    """Return every metric of the model, its control models, and the control metric.
+    """Return every metric of the model, its control models, and the control metric, below it on a narrow terminal.
 
     Runs are weights with summaries; ``left_out`` says by weights why a control model is missing.
     """
-    table = Table(title=measurement.summary, caption=measurement.limits)
+    table = Table(title=measurement.summary, caption=measurement.limits, box=None, pad_edge=False)
     if len(runs) > 1:
         table.caption = f"{CONTROL_NOTE}\n{table.caption}"
     for weights, reason in left_out.items():
         table.caption = f"No {weights} control: {escape(reason)}\n{table.caption}"
-    table.add_column(view_of(measurement).over, max_width=24)
+    table.add_column(view_of(measurement).over)
     for weights, _ in runs:
-        table.add_column(weights, justify="right")
-    table.add_column("control", justify="right")
+        table.add_column(weights, no_wrap=width >= _NARROW)
+    beside = width >= _WIDE and any(summary.control is not None for summary in runs[0][1])
+    if beside:
+        table.add_column("control")
     by_name = [{summary.metric.name: summary for summary in summaries} for _, summaries in runs]
+    counted_heads = False
     for summary in runs[0][1]:
         metric = summary.metric
         # A number that is undefined for a model, such as a correlation over equal values, is left blank.
-        cells = [named[metric.name].words() if metric.name in named else "" for named in by_name]
-        control = "" if summary.control is None else f"{_number(summary.control)}  {metric.control_title}"
-        table.add_row(f"{metric.title} ({metric.unit})" if metric.unit else metric.title, *cells, control)
+        cells = [brief_count(named[metric.name].words() if metric.name in named else "") for named in by_name]
+        title = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
+        total = cells[0][1]
+        counted_heads |= bool(total)
+        row = [f"{title}, of {total}" if total else title, *(words for words, _ in cells)]
+        if summary.control is None:
+            table.add_row(*row)
+        elif beside:
+            table.add_row(*row, f"{_number(summary.control)}  {metric.control_title}")
+        else:
+            table.add_row(*row)
+            table.add_row(f"  {metric.control_title}", _number(summary.control), style="dim")
+    if counted_heads:
+        table.caption = f"{COUNT_NOTE} {table.caption}"
     return table
 
 

