@@ -53,6 +53,7 @@ def test_messages_are_printable_and_names_in_them_short():
     assert shown(Path("x" * 500)) == f"'{'x' * 60}…{'x' * 60}'"
     assert str(StoreError("no \x1b[31mfile\r here\u202e")) == r"no \x1b[31mfile\r here\u202e"
     assert str(ConfigError("first\nsecond")) == r"first\nsecond"
+    assert str(ConfigError("36\xa0%")) == "36 %"
     assert str(ConfigError()) == ""
     words = [size_in_words(count) for count in (0, 1023, 1024, 8 << 40, 1 << 60)]
     assert words == ["0 bytes", "1023 bytes", "1.0 KiB", "8.0 TiB", "1024.0 PiB"]

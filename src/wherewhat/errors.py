@@ -49,7 +49,11 @@ class PluginWarning(UserWarning):
 
 
 def printable(text: str) -> str:
-    """Return a text with every character that a terminal or a browser would act on shown by its code."""
+    """Return a text with every character that a terminal or a browser would act on shown by its code.
+
+    No-break spaces become spaces.
+    """
+    text = text.replace("\xa0", " ")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

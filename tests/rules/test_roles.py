@@ -192,3 +192,55 @@ def test_roles_of_a_result():
     assert {(row["layer"], row["head"]) for row in table} <= set(find_roles(result.stored))
     with pytest.raises(ConfigError, match="a run of axes has no roles: measure 'heads'"):
         wherewhat.measure("axes", shared("llama"), tokens(40)).roles()
+
+
+def _repeating(texts: int, periods: tuple[int, int], generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random tokens that repeat with a period, and whether the next token is known from its earlier occurrence."""
+    place = torch.arange(48)[None]
+    period = torch.randint(*periods, (texts, 1), generator=generator)
+    tokens = torch.stack([torch.randperm(64, generator=generator)[:48] for _ in range(texts)])
+    return tokens.gather(1, place % period), (place >= period)[:, :-1]
+
+
+def _trained(periods: tuple[int, int]) -> torch.nn.Module:
+    """A model of two layers that has learned to continue tokens that repeat with some periods."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=256, **sizes))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    low = 0
+    for _ in range(3000):
+        ids, known = _repeating(32, periods, generator)
+        loss = torch.nn.functional.cross_entropy(model(ids).logits[:, :-1][known], ids[:, 1:][known])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        low = low + 1 if float(loss.detach()) < 0.2 else 0
+        if low == 10:
+            return model.eval()
+    raise AssertionError(f"not learned in 3,000 steps: the loss is {float(loss.detach()):.2f} nats")
+
+
+@pytest.mark.slow
+def test_trained_induction_heads_are_found_and_a_shortcut_is_not_taken_for_one():
+    def roles(periods: tuple[int, int]) -> list[dict[str, set[int]]]:
+        ids, _ = _repeating(4, (13, 24), torch.Generator().manual_seed(1))
+        layers: list[dict[str, set[int]]] = [{}, {}]
+        for row in (
+            wherewhat.measure("heads", _trained(periods), ids, taus=(), blocks=()).roles(frame="pyarrow").to_pylist()
+        ):
+            layers[row["layer"]].setdefault(row["role"], set()).add(row["head"])
+        return layers
+
+    first, second = roles((6, 24))
+    assert second["induction"] <= second["symbolic"]
+    assert "induction" not in first
+    assert "previous token" in first
+    # With one period in training there is nothing to look for: tokens are known from a fixed distance.
+    first, second = roles((24, 25))
+    assert "fixed distance" in second
+    assert not {"induction", "retrieval", "symbolic"} & {*first, *second}
