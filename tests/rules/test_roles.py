@@ -190,7 +190,7 @@ def test_portraits_take_the_cost_of_removal_from_the_same_folder(tmp_path):
         (Interval(0.021, 0.018, 0.024, 4), "removing it costs 0.0210 ± 0.0030 nats (noise of the same size 0.0012)"),
         (Interval(-0.021, -0.024, -0.018, 4), "removing it lowers the loss by 0.0210 ± 0.0030 nats (noise of"),
         (Interval(0.001, -0.002, 0.004, 4), "removing it changes the loss by 0.0010 ± 0.0030 nats (noise of"),
-        (Interval(0.0213, None, None, 1), "removing it costs 0.0213 nats (noise of"),
+        (Interval(0.0213, None, None, 1), "removing it costs 0.0213 nats in one document (noise of"),
     ],
 )
 def test_words_of_removal(rise, words):

@@ -168,7 +168,7 @@ VIEWS: dict[str, View] = {
         figure="plane",
         report=ReportRun(10.0, documents=4, tokens=256, controls=("random",), options={"queries": 8}),
     ),
-    "removal": View(_HEADS),  # every head is as many passes as half a report
+    "removal": View(_HEADS),  # half a pass for every head is more than a tenth of a report
     "frequencies": View(_HEADS, report=_few_bands),
     "attention": View(_HEADS),  # a report has the same numbers from heads
     "prompts": View(_BEHAVIOUR, over="mean over prompts"),

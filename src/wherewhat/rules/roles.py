@@ -279,6 +279,7 @@ def removal_words(rise: Interval, noise: Interval | None = None) -> str:
         words = f"removing it costs {in_words(rise)} nats"
     else:
         words = f"removing it lowers the loss by {in_words(negative(rise))} nats"
+    words += " in one document" if rise.n == 1 else ""
     return words if noise is None else f"{words} (noise of the same size {in_brief(noise)})"
 
 
