@@ -292,8 +292,8 @@ def test_plans_that_make_no_sense_are_refused():
         Plan("m", "", 8, 2, layers, {0: (2,)})
     with pytest.raises(ConfigError, match="layer 3 of the plan lists"):
         Plan("m", "", 8, 2, layers, {3: (0,)})
-    with pytest.raises(ConfigError, match="a plan chooses group or head"):
-        Plan("m", "", 8, 2, layers, {}, unit="layer")
+    with pytest.raises(ConfigError, match="a plan chooses group, head or layer"):
+        Plan("m", "", 8, 2, layers, {}, unit="block")
 
 
 def test_other_caches_and_padding_are_refused():

@@ -16,7 +16,6 @@ import torch
 
 import wherewhat
 from helpers.models import save_model
-from wherewhat.cli.report import _line
 from wherewhat.errors import ConfigError, StoreError, WherewhatError
 from wherewhat.measures.statistics import Interval, in_words
 from wherewhat.report.data import Value
@@ -134,7 +133,7 @@ def test_no_number_is_shown_with_an_impossible_interval(results):
     assert in_words(Interval(0.9, 0.8, 1.0, 3)) == "0.90 ± 0.10"
     assert in_words(Interval(0.95, 0.8, 1.0, 3)) == "0.95 (0.80 to 1.00)"
     assert in_words(Interval(0.001, 0.0, 0.004, 3)) == "0.0010 (0.0000 to 0.0040)"
-    assert _line(Value("share", Interval(0.95, 0.8, 1.0, 3))) == "0.95 (0.80 to 1.00)  share"
+    assert Value("share", Interval(0.95, 0.8, 1.0, 3)).words == "0.95 (0.80 to 1.00)"
 
 
 def test_what_is_not_there_is_said(results):
