@@ -159,6 +159,11 @@ def test_portrait_and_roles_begin_the_panel(opened):
     choose(opened, "L1H0")
     assert opened.text_content("#portrait") == PORTRAIT
     assert opened.locator("#roles a").all_text_contents() == ["induction", "sink"]
+    hint = "as document to see the stripe of this induction head."
+    assert hint in opened.text_content("#view-note")
+    opened.select_option("#document", label="repeated random tokens")
+    assert hint not in opened.text_content("#view-note")
+    opened.select_option("#document", index=0)
     order = "[...document.querySelectorAll('#h-panel, #portrait, #roles, #label')].map((item) => item.id)"
     assert opened.evaluate(order) == ["h-panel", "portrait", "roles", "label"]
     opened.click("#roles a:text-is('induction')")

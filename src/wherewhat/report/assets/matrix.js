@@ -174,7 +174,11 @@ function writeView() {
   fill(by("document"), data.texts.map((text, i) => [i, text.document]));
   by("document").value = chosen.document;
   by("document").disabled = data.texts.length < 2;
-  by("view-note").textContent = `${VIEWS[chosen.view]} Rows are queries, columns keys: the first ${decoded().real.length} tokens of ${isolated(passage().document)}.`;
+  // Prose hides the stripe of an induction head, because few of its tokens come again soon.
+  const last = data.texts.length - 1;
+  const hides = last && chosen.document !== last && !record().documents[last].a && portraitOf(chosen.layer, chosen.head)?.roles.includes("induction");
+  const hint = hides ? ` Choose ${isolated(data.texts[last].document)} as document to see the stripe of this induction head.` : "";
+  by("view-note").textContent = `${VIEWS[chosen.view]} Rows are queries, columns keys: the first ${decoded().real.length} tokens of ${isolated(passage().document)}.${hint}`;
 }
 function startMatrix() {
   chart("matrix", drawMatrix, { numbers: numbersOfMatrix, picture: pictureOfMatrix });
