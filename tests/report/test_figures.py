@@ -176,6 +176,11 @@ def test_tables_hold_all_scores(results, tmp_path):
     assert [row["metric"] for row in rows] == scores["metric"].to_pylist()
     with pytest.raises(ConfigError, match="leave out the figure"):
         results["axes"].export(tmp_path / "scores.csv", "map")
+    results["heads"].export(tmp_path / "roles.parquet", "roles")
+    roles = results["heads"].roles(frame="pyarrow")
+    assert pyarrow.parquet.read_table(tmp_path / "roles.parquet").equals(roles)
+    with pytest.raises(ConfigError, match="a run of axes has no roles"):
+        results["axes"].export(tmp_path / "roles.csv", "roles")
 
 
 def test_html_opens_offline(results, tmp_path):

@@ -171,7 +171,9 @@ def export(
     ],
     figure: Annotated[
         str | None,
-        typer.Option(help="Name of the figure, such as map or curve (default: that of the measurement)."),
+        typer.Option(
+            help="Name of the figure, such as map or curve (default: that of the measurement); or roles, for a table."
+        ),
     ] = None,
     metric: Annotated[str | None, typer.Option(help="Metric of a map or range.")] = None,
     layer: Annotated[int | None, typer.Option(help="Layer of a figure of one head.")] = None,
@@ -186,6 +188,7 @@ def export(
     $ wherewhat export runs/RUN map.html --metric r
     $ wherewhat export runs/RUN curve.svg --figure distance --layer 19 --head 1
     $ wherewhat export runs/RUN scores.csv
+    $ wherewhat export runs/HEADS_RUN roles.csv --figure roles
     """
     from wherewhat.report.result import Result
 

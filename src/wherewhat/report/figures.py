@@ -24,10 +24,10 @@ from wherewhat.runs.results import StoredRun
 from wherewhat.scores import NON_NEGATIVE
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from plotly.graph_objects import Figure
 
     from wherewhat.caches.plan import Plan
-    from wherewhat.runs.directory import RunDirectory
 
 
 Show = Callable[[StoredRun], dict[str, Any] | None]
@@ -332,11 +332,11 @@ def save_figure(figure: Figure, path: Path, *, width: int = 900, height: int = 5
     return _write(path, content)
 
 
-def save_table(directory: RunDirectory, path: Path) -> Path:
-    """Write a run's scores, one row for each number.
+def save_table(table: pa.Table, path: Path) -> Path:
+    """Write a table.
 
     Args:
-        directory: A finished run.
+        table: The table.
         path: A file that ends in .csv or .parquet.
     """
     import pyarrow as pa
@@ -346,7 +346,6 @@ def save_table(directory: RunDirectory, path: Path) -> Path:
     kind = ending(path)
     if kind in PICTURES:
         raise ConfigError(f"{path.name} is the name of an image: end it in .{', .'.join(TABLES)}")
-    table = directory.scores()
     sink = pa.BufferOutputStream()
     if kind == "csv":
         pyarrow.csv.write_csv(table, sink)

@@ -167,13 +167,15 @@ class Result:
 
     @checked()
     def export(self, path: str | os.PathLike[str], name: str | None = None, **options: Any) -> Path:
-        """Write a figure (.png, .svg, .pdf, .html) or all scores (.csv, .parquet)."""
+        """Write a figure (.png, .svg, .pdf, .html) or a table (.csv, .parquet): all scores, or :meth:`roles` by that name."""
         path = output_file(path, name="the file")
         if ending(path) in PICTURES:
             return save_figure(self.plot(name, **options), path)
+        if name == "roles" and not options:
+            return save_table(self.roles(frame="pyarrow"), path)
         if name is not None or options:
             raise ConfigError(f"{path.name} holds all scores: leave out the figure and its options")
-        return save_table(self.directory, path)
+        return save_table(self.directory.scores(), path)
 
     @checked()
     def report(self, path: str | os.PathLike[str]) -> Path:
