@@ -20,7 +20,7 @@ from conformance.tiny_models import build as build_tiny
 from helpers.command_line import assert_one_line
 from helpers.tolerance import rounding
 from wherewhat.captures.proof import prove
-from wherewhat.cli.tables import brief_count, proof_table
+from wherewhat.cli.tables import brief_count, control_note, proof_table
 from wherewhat.measures.measurement import measurements
 
 
@@ -76,6 +76,14 @@ def test_counts_of_heads_are_short_in_tables():
     assert brief_count("14 of 270; 12 to 17 in single documents") == ("14 (12 to 17)", "270")
     assert brief_count("14 of 270") == ("14", "270")
     assert brief_count("0.84 ± 0.09") == ("0.84 ± 0.09", "")
+
+
+def test_the_note_on_control_models_names_those_that_are_shown():
+    over = "Intervals of control models are over documents:"
+    assert control_note(["random", "shuffled"]) == f"{over} random is one untrained model, shuffled one draw."
+    assert control_note(["random"]) == f"{over} random is one untrained model."
+    assert control_note(["shuffled"]) == f"{over} shuffled is one draw."
+    assert control_note(["trained"]) == ""
 
 
 def rows(out):

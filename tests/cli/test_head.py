@@ -19,6 +19,7 @@ def test_a_head_on_a_prompt(cli, model, tmp_path):
     assert first == "tiny, layer 1, head 2"
     assert "Measured now on 1 document of 13 tokens: prompt." in lines
     assert "prompt: queries from top to bottom, keys from left to right" in lines
+    assert "each line: 2 queries, with the name of the first" in lines
     page = tmp_path / "runs" / lines[-1].rsplit("/", 1)[1]
     assert page.name.startswith("head-tiny-L1H2-")
     assert "<!doctype html>" in page.read_text("utf-8")
@@ -62,6 +63,7 @@ def test_hostile_text_is_printed_by_its_codes(cli, speller, tmp_path):
 def test_long_prompts_are_cut(cli, speller, tmp_path, monkeypatch):
     outcome = cli("head", speller, "L1H0", "--prompt", "ab" * 300, "--out", tmp_path)
     assert "prompt has 600 tokens; the first 512 are shown." in outcome.out
+    assert "each line: 16 queries, with the name of the first" in outcome.out
     assert max(map(len, outcome.out.splitlines()[1:-1])) <= 100
     monkeypatch.setattr("wherewhat.report.attention_view.MOST_LOGITS", 4 * 20 * 21 // 2)
     outcome = cli("head", speller, "L1H0", "--prompt", "abcdefghijklmnopqrst", "--out", tmp_path)

@@ -142,7 +142,13 @@ def test_heads_to_drop_are_those_whose_removal_costs_least(browser, data, tmp_pa
     """A metric that a run of another measurement adds is listed among the first ten and answers the question."""
     model = copy.deepcopy(data["models"][0])
     costs = [0.5, -0.1, 0.2, 0.3, 0.0, 0.7, 0.6, 0.4]
-    added = {**model["metrics"][0], "id": "removal_loss", "title": "loss without it", "group": "removal: effects"}
+    added = {
+        **model["metrics"][0],
+        "id": "removal_loss",
+        "measurement": "removal",
+        "title": "loss without it",
+        "group": "removal: effects",
+    }
     model["metrics"].append({**added, "values": {"trained": [costs[:4], costs[4:]]}, "categories": []})
     path = Report("removal", {**data, "models": [model]}).write(tmp_path / "removal.html")
     with opening(browser, path) as page:
@@ -151,8 +157,14 @@ def test_heads_to_drop_are_those_whose_removal_costs_least(browser, data, tmp_pa
         page.click("#questions a:text-is('Which heads can I drop?')")
         until(page, f"{SHOWN}[0] === 'L0H1'")
         assert page.evaluate(SHOWN) == [HEADS[at] for at in np.argsort(costs)]
+        assert page.text_content("#h-panel") == "Layer 0, head 1"
+        assert "Mean over" not in page.text_content("#reading")  # of a run whose size the page does not know
         page.fill("#search", "removal_loss <= 0")
         assert page.evaluate(SHOWN) == ["L0H1", "L1H0"]
+    model["metrics"][-1]["values"] = {"trained": [None, costs[4:]]}
+    path = Report("removal", {**data, "models": [model]}).write(tmp_path / "some.html")
+    with opening(browser, path) as page:
+        assert "costs least, of the 4 heads that were removed" in page.text_content("#questions")
 
 
 def test_portrait_and_roles_begin_the_panel(opened):
@@ -201,6 +213,27 @@ def test_search_finds_roles_heads_and_conditions(opened):
         opened.fill("#search", text)
         opened.press("#search", "Enter")
         assert opened.text_content("#h-panel") == heading
+
+
+def test_the_page_names_the_control_models_that_were_measured(browser, data, tmp_path):
+    one = copy.deepcopy(data)
+    for metric in one["models"][0]["metrics"]:
+        metric["values"].pop("shuffled", None)
+    with opening(browser, Report("one", one).write(tmp_path / "one.html")) as page:
+        words = page.text_content("#about")
+        assert "Its control model is the same architecture with newly initialised weights (random). It is one" in words
+        assert "shuffled" not in words
+    for metric in one["models"][0]["metrics"]:
+        metric["values"].pop("random", None)
+    with opening(browser, Report("none", one).write(tmp_path / "none.html")) as page:
+        assert "control" not in page.text_content("#about")
+
+
+def test_an_address_without_an_order_has_the_order_of_the_model(browser, path):
+    with opening(browser, path, "heads?search=H1") as page:
+        until(page, "location.hash.includes('head=')")
+        assert "order" not in page.evaluate("location.hash")
+        assert page.evaluate(SHOWN) == ["L0H1", "L1H1"]
 
 
 def test_heads_are_in_the_address_and_in_the_history(opened, browser, path):

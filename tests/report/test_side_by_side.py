@@ -22,6 +22,7 @@ from wherewhat.measures.measurement import LayerMeasurement
 from wherewhat.measures.statistics import interval, welch
 from wherewhat.models.memory import weight_sample
 from wherewhat.report import views
+from wherewhat.report.data import Number, Value
 from wherewhat.report.excerpt import Excerpt, Passage
 from wherewhat.report.page import Profiled
 from wherewhat.report.report import make_report
@@ -175,6 +176,15 @@ def test_a_control_is_said_to_be_one_model(made, cli, hostile_model, monkeypatch
     assert len(table) <= 25
     assert max(map(len, table)) <= 80
     assert "over documents: random is one untrained model, shuffled one draw" in " ".join(shown.split())
+
+
+def test_control_models_that_were_not_measured_have_no_column(capsys):
+    numbers = [Number("r", [Value("r", interval([0.9]))], [Value("one random control", interval([0.8]))], "")]
+    Console(width=200).print(_numbers_table([Profiled("tiny", [], numbers)]))
+    header, *lines = capsys.readouterr().out.splitlines()[1:]
+    assert header.split() == ["value", "random"]
+    assert lines[0].split() == ["r", "0.900", "0.800"]
+    assert "shuffled" not in "".join(lines)
 
 
 def test_names_in_the_terminal_are_no_markup(capsys):

@@ -198,6 +198,13 @@ def test_words_of_removal(rise, words):
     assert removal_words(rise) in removal_words(rise, Interval(0.00123, None, None, 1))
 
 
+def test_noise_has_the_sign_of_the_words_before_it():
+    """Where removal lowers the loss by a number, so does noise."""
+    noise = Interval(-0.012, None, None, 1)
+    assert removal_words(Interval(-0.0206, None, None, 1), noise).endswith("(noise of the same size 0.012)")
+    assert removal_words(Interval(0.0206, None, None, 1), noise).endswith("(noise of the same size -0.012)")
+
+
 def test_telling_heads_show_each_role_once_before_any_twice(run):
     clearest = telling_heads(find_roles(run))
     assert [x.role for x in clearest[:6]] == list(ROLES[:6])

@@ -145,8 +145,11 @@ def _print(shown: AttentionView, portraits: Portraits | str, *, out: Path, fits:
         print_line(console, "")
         plain = not console.encoding.lower().startswith("utf")
         print_line(console, f"{text}: queries from top to bottom, keys from left to right", style="bold")
+        width = min(console.width, 80)
+        each = 2 * _cells(len(pattern), width)
+        print_line(console, f"each line: {each} queries, with the name of the first", style="dim")
         print_line(console, _legend(plain), style="dim")
-        for line in pattern_lines(pattern, passage.tokens, width=min(console.width, 80), plain=plain):
+        for line in pattern_lines(pattern, passage.tokens, width=width, plain=plain):
             print_line(console, line)
         console.print(attended_table(pattern, passage.tokens))
 
@@ -192,6 +195,11 @@ def token_label(token: str, *, most: int = _LABEL - 1) -> str:
     return label if cell_len(label) <= most else f"{set_cell_size(label, most - 1).rstrip()}…"
 
 
+def _cells(n: int, width: int) -> int:
+    """Return the number of keys in a column of a pattern of ``n`` tokens; a line has twice as many queries."""
+    return -(-n // max(1, width - _LABEL))
+
+
 def pattern_lines(weights: Tensor, tokens: Sequence[str], *, width: int, plain: bool = False) -> list[str]:
     """Return a pattern ``(n, n)`` drawn with characters: a line for two queries, a column for each key.
 
@@ -201,7 +209,7 @@ def pattern_lines(weights: Tensor, tokens: Sequence[str], *, width: int, plain: 
     import torch
 
     n = len(weights)
-    step = -(-n // max(1, width - _LABEL))
+    step = _cells(n, width)
     pooled = torch.nn.functional.max_pool2d(
         weights[None].double(), (2 * step, step), stride=(2 * step, step), ceil_mode=True
     )[0]

@@ -12,7 +12,7 @@ from rich.markup import escape
 from wherewhat.boundary import user_path
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
-from wherewhat.cli.tables import CONTROL_NOTE, COUNT_NOTE, Table, brief_count, print_line
+from wherewhat.cli.tables import COUNT_NOTE, Table, brief_count, control_note, print_line
 from wherewhat.progress import TerminalProgress
 from wherewhat.runs.request import ModelRequest
 
@@ -115,15 +115,19 @@ def _numbers_table(models: Sequence[Profiled]) -> Table:
     """
     from wherewhat.report.data import CONTROLS
 
+    shown = [value.name for model in models for number in model.numbers for value in number.controls]
+    controls = {
+        weights: control for weights, control in CONTROLS.items() if any(name.startswith(control) for name in shown)
+    }
     table = Table(
         title="mean over heads and documents ± 95 % over documents",
-        caption=f"{COUNT_NOTE} {CONTROL_NOTE}",
+        caption=f"{COUNT_NOTE} {control_note(controls)}".rstrip(),
         box=None,
         pad_edge=False,
     )
     alone = len(models) == 1
     table.add_column("")
-    for title in ["value", *CONTROLS] if alone else [escape(model.name) for model in models]:
+    for title in ["value", *controls] if alone else [escape(model.name) for model in models]:
         table.add_column(title)
     for title in dict.fromkeys(number.title for model in models for number in model.numbers):
         numbers = [next((number for number in model.numbers if number.title == title), None) for model in models]
@@ -141,13 +145,14 @@ def _numbers_table(models: Sequence[Profiled]) -> Table:
                     _words(number.controls if number else (), f"{control}, {name}" if several else control)
                     for number in numbers
                 ]
-                for weights, control in CONTROLS.items()
+                for weights, control in controls.items()
             }
             if alone:
                 table.add_row(label, *own, *(words for (words,) in beside.values()))
             else:
                 table.add_row(label, *own)
-                table.add_row("    random control", *beside["random"], style="dim")
+                if "random" in beside:
+                    table.add_row("    random control", *beside["random"], style="dim")
         for floor in numbers[0].controls if alone and numbers[0] else ():
             if not floor.name.startswith(tuple(CONTROLS.values())):
                 table.add_row(f"  {floor.name}", floor.words, style="dim")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import table
@@ -67,13 +67,26 @@ def _printable(value: Any) -> Any:
     return printable_lines(value) if isinstance(value, str) else value
 
 
-CONTROL_NOTE = "Intervals of control models are over documents: random is one untrained model, shuffled one draw."
 _NARROW = 80
 """Columns of a terminal in which numbers are not wrapped."""
 _WIDE = 110
 """Columns of a terminal in which control metrics have a column of their own."""
-COUNT_NOTE = "In brackets after a count: its range over single documents."
+COUNT_NOTE = (
+    "In brackets after a count: its range over single documents. Sinks of several documents must exceed uniform "
+    "attention beyond their interval, so that fewer may be counted together."
+)
 _COUNT = re.compile(r"(?P<count>\S+) of (?P<total>\d+)(?:; (?P<single>.+) in single documents)?")
+
+
+def control_note(weights: Collection[str]) -> str:
+    """Return what the intervals of control models of these weights are over; nothing without such a model."""
+    named = [name for name in ("random", "shuffled") if name in weights]
+    if not named:
+        return ""
+    kinds = {"random": "one untrained model", "shuffled": "one draw"}
+    first, *others = named
+    words = ", ".join([f"{first} is {kinds[first]}", *(f"{name} {kinds[name]}" for name in others)])
+    return f"Intervals of control models are over documents: {words}."
 
 
 def brief_count(words: str) -> tuple[str, str]:
@@ -98,7 +111,7 @@ def headline(
     """
     table = Table(title=measurement.summary, caption=measurement.limits, box=None, pad_edge=False)
     if len(runs) > 1:
-        table.caption = f"{CONTROL_NOTE}\n{table.caption}"
+        table.caption = f"{control_note([weights for weights, _ in runs[1:]])}\n{table.caption}".lstrip()
     for weights, reason in left_out.items():
         table.caption = f"No {weights} control: {escape(reason)}\n{table.caption}"
     table.add_column(view_of(measurement).over)
@@ -135,7 +148,8 @@ def by_layer(summaries: Sequence[MetricSummary], weights: str, *, width: int) ->
     shown = by_head[: max(1, (width - 9) // 19)]
     table = Table(title=f"by layer ({weights}): mean over heads ± 95 % over documents")
     if len(shown) < len(by_head):
-        table.caption = f"{len(by_head) - len(shown)} more metrics in scores.parquet, or in a wider terminal"
+        left = len(by_head) - len(shown)
+        table.caption = f"{left} more metric{'s' * (left > 1)} in scores.parquet, or in a wider terminal"
     table.add_column("layer", justify="right")
     for summary in shown:
         table.add_column(summary.metric.title, justify="right")

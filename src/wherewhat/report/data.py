@@ -142,14 +142,20 @@ def head_values(run: StoredRun, metric: str, layers: Sequence[int]) -> list[list
 
 def sizes(runs: Runs) -> dict[str, Any]:
     """Return documents, tokens of each and queries in each of every measurement of the model; 0 queries for all."""
-    by_measurement = {}
-    for request, run in runs.of_model:
-        by_measurement[request.measurement] = {
+    measured: dict[str, tuple[StoredRun, Any]] = {}
+    for other in runs.others:
+        run = other.runs[runs.own]
+        if run.head_metrics:  # others may have questions in place of documents
+            measured[other.name] = run, run.directory.config["tokens"]
+    measured |= {request.measurement: (run, request.tokens) for request, run in runs.of_model}
+    return {
+        name: {
             "documents": len(run.documents),
-            "tokens": request.tokens,
+            "tokens": tokens,
             "queries": len(run.options.get("positions") or ()) or run.options.get("queries"),
         }
-    return by_measurement
+        for name, (run, tokens) in measured.items()
+    }
 
 
 def terms(runs: Runs) -> list[dict[str, str]]:
@@ -310,7 +316,8 @@ WANTED = (
         "Heads that give much of their attention to the first token (sinks), and others with one score high and the "
         "other low: heads that depend on position only, or on content only. With all keys, as in the papers, sinks are "
         "no exception. Heads are counted by their labels over all documents together, and beside it by those of single "
-        "documents.",
+        "documents. Of several documents, a sink must exceed uniform attention beyond their 95 % interval, so that "
+        "fewer may be counted together than in single ones.",
     ),
 )
 """The headline numbers: title, measurement, and metrics with their names."""

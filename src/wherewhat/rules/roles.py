@@ -271,7 +271,7 @@ def find_removal(run: StoredRun) -> StoredRun | None:
 
 
 def removal_words(rise: Interval, noise: Interval | None = None) -> str:
-    """Return what the removal of a head does to the loss, in words; the control is noise of the same size."""
+    """Return what the removal of a head does to the loss, in words, and noise of the same size with the same sign."""
     clear = rise.low is None or rise.high is None or rise.low > 0 or rise.high < 0
     if not clear:
         words = f"removing it changes the loss by {in_words(rise)} nats"
@@ -279,6 +279,7 @@ def removal_words(rise: Interval, noise: Interval | None = None) -> str:
         words = f"removing it costs {in_words(rise)} nats"
     else:
         words = f"removing it lowers the loss by {in_words(negative(rise))} nats"
+        noise = None if noise is None else negative(noise)
     words += " in one document" if rise.n == 1 else ""
     return words if noise is None else f"{words} (noise of the same size {in_brief(noise)})"
 

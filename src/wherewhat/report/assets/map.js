@@ -71,9 +71,10 @@ function writeMetric() {
   const metric = data.metrics[chosen.metric];
   by("map").hidden = !metric;
   const control = metric && metric.control !== null ? ` Control (${metric.control_title}): ${show(metric.control)}.` : "";
+  const size = metric ? sizeOf(metric.measurement) : "";
   by("reading").replaceChildren();
   if (metric) termLink(by("reading"), metric.title, metric.id);
-  by("reading").append(metric ? `: ${metric.reading}${control} ${metric.categories.length ? "Commonest of" : "Mean over"} ${sizeOf(metric.measurement)}.` : "No number of single heads was measured for this model.");
+  by("reading").append(metric ? `: ${metric.reading}${control}${size && ` ${metric.categories.length ? "Commonest of" : "Mean over"} ${size}.`}` : "No number of single heads was measured for this model.");
   const names = metric ? Object.keys(metric.values) : [];
   const missing = metric && !names.includes(chosen.weights) ? chosen.weights : "";
   if (!names.includes(chosen.weights)) chosen.weights = data.model.weights;

@@ -41,6 +41,20 @@ function writeFindings() {
   by("findings-in-full").replaceChildren();
   for (const { text } of [data.summary, ...data.findings].filter(Boolean)) make(by("findings-in-full"), "li", text);
 }
+// The control models that were measured, in words.
+function aboutControls() {
+  const words = {
+    random: "the same architecture with newly initialised weights (random)",
+    shuffled: "the model with the entries of its query and key weights permuted (shuffled)",
+  };
+  const measured = Object.keys(words).filter((weights) => data.metrics.some(({ values }) => weights in values));
+  if (!measured.length) return "";
+  const said = measured.map((weights) => words[weights]);
+  const random = measured.includes("random") ? ": an interval of the random control is over documents, one untrained model" : "";
+  return said.length > 1
+    ? `Its control models are ${said.join(", and ")}. Each is one draw${random}. `
+    : `Its control model is ${said[0]}. It is one draw${random}. `;
+}
 function writeModel() {
   const m = data.model;
   const others = m.unmeasured.length;
@@ -49,7 +63,7 @@ function writeModel() {
   document.title = `${names.join(", ")}: where and what`;
   const kinds = Object.entries(m.kinds).map(([kind, layers]) => `${plural(layers.length, "layer")}: ${kind}`).join("; ");
   const controls = m.weights === "trained"
-    ? "Its control models are the same architecture with newly initialised weights (random), and the model with the entries of its query and key weights permuted (shuffled). Each is one draw: an interval of the random control is over documents, one untrained model. "
+    ? aboutControls()
     : `These are not trained weights but the ${m.weights} control of a model. `;
   by("about").textContent =
     `${isolated(m.name)} is a ${m.type} model with ${count(m.parameters)} parameters: ${others ? `attention in ${m.layers.length} of ${plural(m.layers.length + others, "layer")}, each` : plural(m.layers.length, "layer")} of ${plural(Math.max(...m.heads), "attention head")} ` +

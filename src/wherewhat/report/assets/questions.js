@@ -16,12 +16,20 @@ function roleAnswer(role) {
   const names = withRole(role);
   return names.length ? `${plural(names.length, "head")}: ${names.slice(0, 4).join(", ")}${names.length > 4 ? ", …" : ""}` : "no head clearly";
 }
+// The heads by the cost of their removal, with the least one chosen so that the table shows it.
+function cheapest() {
+  const metric = data.metrics.find(({ id }) => id === "removal_loss");
+  const costs = rows.map(({ l, h }) => ({ name: headName(l, h), cost: ownValue(metric, l, h) })).filter(({ cost }) => cost !== null);
+  const least = costs.reduce((x, y) => (y.cost < x.cost ? y : x), costs[0]);
+  const some = costs.length < rows.length ? `, of the ${plural(costs.length, "head")} that were removed` : "";
+  return least && [viewLink("heads", { head: least.name, metric: metric.id, order: metric.id }), `those whose removal costs least${some}`];
+}
 // Question, link and short answer; those without a link were not measured.
 function questions() {
   const head = headName(...tellingHead());
   const [first, second] = rows.slice(0, 2).map(({ l, h }) => headName(l, h));
   const dropped = isMeasured("removal_loss")
-    ? [viewLink("heads", { metric: "removal_loss", order: "removal_loss" }), "those whose removal costs least"]
+    ? cheapest()
     : data.roles && [roleLink("sink"), `candidates: ${roleAnswer("sink")} attend mostly to the first token; the cost of removal was not measured`];
   const role = (name) => data.roles && isMeasured(data.roles.metrics[name]) && [roleLink(name), roleAnswer(name)];
   return [

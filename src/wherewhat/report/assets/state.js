@@ -62,7 +62,7 @@ function readView() {
   chosen.keys = data.swaps && asked.get("keys") === "all" ? "all" : "";
   chosen.labels = new Set((asked.get("label") ?? "").split(",").filter((name) => knownRoles().includes(name)));
   chosen.search = (asked.get("search") ?? "").slice(0, 100);
-  const [, down, column] = /^(-?)(\w{1,100})$/.exec(asked.get("order")) ?? [];
+  const [, down, column] = /^(-?)(\w{1,100})$/.exec(asked.get("order") ?? "") ?? [];
   chosen.order = { id: column ?? "head", down: down === "-" };
   if (Object.hasOwn(VIEWS, asked.get("view"))) chosen.view = asked.get("view");
   const number = /^\d{1,6}$/.test(asked.get("document")) ? +asked.get("document") : 1;
