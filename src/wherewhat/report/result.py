@@ -167,7 +167,7 @@ class Result:
 
     @checked()
     def export(self, path: str | os.PathLike[str], name: str | None = None, **options: Any) -> Path:
-        """Write a figure (.png, .svg, .pdf, .html) or a table (.csv, .parquet): all scores, or :meth:`roles` by that name."""
+        """Write a figure (.png, .svg, .pdf, .html) or a table (.csv, .parquet): all scores, or ``roles`` by name."""
         path = output_file(path, name="the file")
         if ending(path) in PICTURES:
             return save_figure(self.plot(name, **options), path)
