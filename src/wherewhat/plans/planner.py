@@ -158,7 +158,7 @@ class _Planner:
         rotating = any(x.rotation is not None for x in self.proof.layout.layers if x.layer in self.layers)
         named = {request.selector, *request.compare}
         # Selectors that this model has no scores for; one that was named is an error.
-        self.without: set[Selector] = set() if rotating else {"distance"} - named
+        self.without: set[Selector] = set() if rotating or "distance" in named else {"distance"}
         self.keys: list[str] = []
         self.outcomes: dict[Any, PlanOutcome] = {}
         config: dict[str, Any] = {
