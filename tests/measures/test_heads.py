@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.capture import TinySubject, tokens
+import wherewhat
+from helpers.capture import TinySubject, shared, tokens
 from helpers.heads import LABELS_OF, ConstructedSubject
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.measures.heads import HeadsConfig
@@ -34,6 +35,7 @@ def test_every_statistic_stands_beside_the_scores(family):
     for layer in found.layers:
         assert {"s_pos", "s_sym", "s_pos_low", "label", "induction", "slash_max", "entropy", "r"} <= layer.heads.keys()
         assert ("mean_frequency" in layer.heads) == rotated
+        assert ("learned_sink_mass" in layer.heads) == (family == "gpt_oss")
         assert bool((layer.heads["exclusion"] >= 1 - 1e-9).all())
         low, value, high = (layer.heads[f"s_pos{end}"] for end in ("_low", "", "_high"))
         assert bool(((low <= value + 1e-9) & (value <= high + 1e-9)).all())
@@ -184,3 +186,11 @@ def test_bad_options_and_bad_input(subtests):
     ):
         with subtests.test(options=options), pytest.raises(MeasureError, match=words):
             measure_heads(TinySubject("llama"), tokens(tokens_given), HeadsConfig(**options))
+
+
+def test_the_weight_of_a_sink_column_is_a_metric_of_both_measurements():
+    for measurement in ("heads", "attention"):
+        options = {"queries": 2} if measurement == "heads" else {}
+        result = wherewhat.measure(measurement, shared("gpt_oss"), tokens(40), **options)
+        values = result.heads()["learned_sink_mass"]
+        assert bool(values.between(0, 1).all())

@@ -265,7 +265,8 @@ def test_a_text_without_repeats_has_no_such_scores_and_no_such_controls():
 
 def test_every_score_has_words_and_every_control_its_score():
     heads, whole, curves = layer_scores(pattern_statistics(random_causal_layer(), few_tokens(), PatternConfig()))
-    assert [metric.name for metric in PATTERN_METRICS] == list(heads)
+    of_sinks = ["learned_sink_mass"]  # this layer has no sink column
+    assert [metric.name for metric in PATTERN_METRICS if metric.name not in of_sinks] == list(heads)
     assert {metric.control for metric in PATTERN_METRICS if metric.control} == whole.keys()
     for curve in curves.values():
         assert curve.values.ndim == len(curve.axes)

@@ -125,6 +125,27 @@ def test_auto_takes_the_selector_that_costs_least_on_other_documents(model, tmp_
     assert named.full == plan.full
 
 
+def test_auto_compares_nothing_where_all_or_no_units_are_kept(model, tmp_path):
+    for budget in (0, 1):
+        options = {"texts": TEXTS[:3], "out": tmp_path, "documents": 1, "choose": 2, **SMALL}
+        plan = make_plan(model, budget=budget, **options)
+        assert (plan.provenance["auto"], plan.provenance["selector"]) == ([], "ranks")
+        assert "The selector is" not in plan.provenance["sentence"]
+
+
+@pytest.mark.parametrize("family", ["bloom", "cohere2"])  # no rotation, and none in layers with full attention
+def test_without_rotation_distance_is_left_out_unless_it_is_named(family, tmp_path):
+    other = tiny(family)
+    options = {"texts": TEXTS[:3], "out": tmp_path, "documents": 1, "choose": 2, **SMALL}
+    plan = make_plan(other, curves=True, costs=True, **options)
+    measured = {row["selector"] for row in plan.provenance["curve"]}
+    assert {"ranks", "auto", "combined"} <= measured
+    assert "distance" not in measured
+    assert {row["selector"] for row in plan.provenance["auto"]} == {*CANDIDATES} - {"distance"}
+    with pytest.raises(MeasureError, match="there is no distance curve"):
+        make_plan(other, compare=("distance",), **options)
+
+
 def test_ties_go_to_ranks():
     ranks = [1.0, 2.0, 3.0]
     for others, first in (
@@ -249,6 +270,12 @@ def test_goals(model, tmp_path, monkeypatch):
     with pytest.raises(MeasureError, match=nearest):
         make_plan(model, min_found=0.9, texts=TEXTS, out=tmp_path / "found", **RANKS)
 
+    monkeypatch.setattr(planner, "measure_plan", lambda *args, **_: PlanOutcome(2.0, -0.001))
+    plan = make_plan(model, max_rise=0.5, texts=TEXTS, out=tmp_path / "none", **RANKS)
+    assert plan.provenance["sentence"].endswith("On the documents for choosing the rise was 0.000 nats.")
+    with pytest.raises(MeasureError, match=r"gains -0\.001 nats from planted sequences .* leave --min-found out"):
+        make_plan(model, min_found=0.9, texts=TEXTS, out=tmp_path / "none", **RANKS)
+
 
 def test_wrong_requests(subtests):
     for options, message in (
@@ -266,6 +293,7 @@ def test_wrong_requests(subtests):
         ({"unit": "layers"}, "choose group, layer or head"),
         ({"selector": "ends"}, "the selector ends chooses whole layers: add --unit layer"),
         ({"choose": 1}, "but --choose is 1: give 2 or more, or name a --selector"),
+        ({"choose": 1, "selector": "mass", "compare": ("auto",)}, "but --choose is 1: give 2 or more"),
     ):
         with subtests.test(options=options), pytest.raises(ConfigError, match=message):
             PlanRequest(**options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -129,6 +130,9 @@ def test_portraits_of_a_result(loaded, tmp_path):
     other = wherewhat.measure("heads", shared("gpt2"), tokens(24), queries=2)
     with pytest.raises(ConfigError, match="heads is of another model"):
         wherewhat.show(loaded, PROMPT, heads=other)
+    assert view.notes == []
+    (note,) = wherewhat.show(dataclasses.replace(loaded, name="other"), PROMPT, heads=result).notes
+    assert note.endswith("with trained weights, and the attention is of other.")
 
 
 def test_the_largest_run_on_texts_is_found(folder, loaded, tmp_path):
@@ -165,6 +169,8 @@ def test_wrong_input_is_one_line(loaded):
         ),
         (lambda: wherewhat.show(loaded, PROMPT, layers=[7]), "layers holds 7: tiny has 0 to 1"),
         (lambda: wherewhat.show(loaded, PROMPT, layers=[]), "layers is empty"),
+        (lambda: wherewhat.show(loaded, PROMPT, layers=[None]), "layers holds None: give whole numbers"),
+        (lambda: wherewhat.show(loaded, PROMPT, layers="01"), "layers holds '0': give whole numbers"),
         (lambda: wherewhat.show(loaded, PROMPT, layers=[0], head="L1H0"), "layers does not hold 1"),
         (lambda: wherewhat.show(loaded.model, PROMPT), "the model has no tokenizer"),
         (lambda: wherewhat.show(3, PROMPT), "model is of type int"),

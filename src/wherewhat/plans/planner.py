@@ -20,6 +20,7 @@ from wherewhat.caches.plan import LayerHeads, Plan, fingerprint, plannable
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.measures.statistics import Interval, in_words, interval
+from wherewhat.measures.variants import LEAST_GAIN
 from wherewhat.models.loaded import LoadedModel, evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked, nearest
@@ -154,6 +155,10 @@ class _Planner:
         self.documents = documents
         self.choosing = [document.name for document in documents[: request.choosing]]
         self.evaluating = [document.name for document in documents[request.choosing :]]
+        rotating = any(x.rotation is not None for x in self.proof.layout.layers if x.layer in self.layers)
+        named = {request.selector, *request.compare}
+        # Selectors that this model has no scores for; one that was named is an error.
+        self.without: set[Selector] = set() if rotating or "distance" in named else {"distance"}
         self.keys: list[str] = []
         self.outcomes: dict[Any, PlanOutcome] = {}
         config: dict[str, Any] = {
@@ -179,8 +184,9 @@ class _Planner:
                 self.directory.clear()
             units, by_document = self._scores()
             auto = self._auto(by_document) if "auto" in self.request.selectors else None
+            taken: Selector = auto[0]["selector"] if auto else "ranks"
             if auto is not None:
-                units["auto"] = units[auto[0]["selector"]]
+                units["auto"] = units[taken]
             share, note = self._share(units)
             outcomes = self._outcomes(units, share) if self.evaluating else []
             self.directory.finish(self.keys, provenance=model_provenance(self.loaded, self.documents))
@@ -190,7 +196,7 @@ class _Planner:
         if own is None and rows:  # all or nothing
             own = next(row for row in rows if row["share"] == share)
         sentence = describe_plan(self.request, share, own, base, len(self.evaluating))
-        if auto is not None and selector == "auto":
+        if auto and selector == "auto":
             sentence += f" {describe_choice(auto, len(self.choosing))}"
         better = better_selector(rows, own) if own is not None else None
         if better is not None:
@@ -209,7 +215,7 @@ class _Planner:
             scores={layer: tuple(x.tolist()) for layer, x in units.get(selector, {}).items()},
             provenance={
                 "sentence": f"{sentence}{note}",
-                "selector": auto[0]["selector"] if auto is not None and selector == "auto" else selector,
+                "selector": taken if selector == "auto" else selector,
                 "auto": auto,
                 "share": share,
                 "tokens": self.request.tokens,
@@ -250,11 +256,10 @@ class _Planner:
         """Return the scores of units by selector, from the mean over the documents for choosing; and those of each."""
         request = self.request
         needed = {*request.selectors, *(CANDIDATES if "auto" in request.selectors else ())}
-        rotating = any(layer.rotation is not None for layer in self.proof.layout.layers)
-        if "auto" in needed and not rotating:
-            needed -= {"distance"} - {request.selector}
-        ranked = [name for name in RANKED if "ranks" in needed and (rotating or name != "distance")]
-        wanted = [name for name in SCORED if name in needed or name in ranked or request.costs]
+        ranked = [name for name in RANKED if "ranks" in needed]
+        asked = [name for name in SCORED if name in needed or name in ranked or request.costs]
+        wanted = [name for name in asked if name not in self.without]
+        ranked = [name for name in ranked if name in wanted]
 
         def compute(name: str) -> _Numbers:
             scores = document_scores(
@@ -279,7 +284,7 @@ class _Planner:
             by_selector["costs"] = self._costs()
         means = {selector: _mean(each) for selector, each in by_selector.items()}
         if request.costs:
-            means["combined"] = combined_scores([means[name] for name in SCORED], means["costs"])
+            means["combined"] = combined_scores([means[name] for name in wanted], means["costs"])
         if ranked:
             means["ranks"] = rank_scores([means[name] for name in ranked])
         if request.selector == "random":
@@ -299,11 +304,14 @@ class _Planner:
 
         Returns:
             ``selector`` and ``cost`` of each, the one to take first: rise of the loss plus lost retrieval, nats, with
-            the interval over documents. Others are in the order of their costs.
+            the interval over documents. Others are in the order of their costs. Nothing, if all units or none are
+            kept, whatever the selector.
         """
         request = self.request
         several = request.share is None or request.curves
         shares = [x for x in (_AUTO_SHARES if several else (request.share or 0.0,)) if 0 < x < 1]
+        if not shares:
+            return []
         ranked = [by_document[name] for name in RANKED if name in by_document]
         names = [name for name in CANDIDATES if name in by_document or name == "ranks"]
 
@@ -315,9 +323,7 @@ class _Planner:
             costs = {}
             for selector in names:
                 each = [self._measured(name, chosen(units[selector], share)) for share in shares]
-                costs[f"cost_{selector}"] = sum(x.loss - base.loss + base.found - x.found for x in each) / max(
-                    1, len(each)
-                )
+                costs[f"cost_{selector}"] = sum(x.loss - base.loss + base.found - x.found for x in each) / len(each)
             return costs
 
         tracked = self.progress.track(self.choosing, "choice of a selector")
@@ -386,7 +392,7 @@ class _Planner:
         request = self.request
         if request.share is not None:
             return request.share, ""
-        known: dict[float, tuple[float, float]] = {}
+        known: dict[float, tuple[float, float | None]] = {}
 
         def reaches(share: float) -> bool:
             def compute(name: str) -> _Numbers:
@@ -401,22 +407,31 @@ class _Planner:
                 for metric in ("loss", "found", "loss_goal", "found_goal")
             )
             rise = sum(map(operator.sub, loss_goal, loss)) / len(wholes)
-            part = sum(gain_goal) / max(1e-9, sum(gain))
+            part = sum(gain_goal) / sum(gain) if sum(gain) > LEAST_GAIN * len(wholes) else None
             known[share] = rise, part
             enough = request.max_rise is None or rise <= request.max_rise
-            return enough and (request.min_found is None or part >= request.min_found)
+            if request.min_found is None:
+                return enough
+            if part is None:
+                raise MeasureError(
+                    f"{self.loaded.name} gains {sum(gain) / len(wholes):.3f} nats from planted sequences on the "
+                    "documents for choosing: there is no retrieval to keep a part of; leave --min-found out"
+                )
+            return enough and part >= request.min_found
 
         place = bisect.bisect_left(_GRID, True, key=reaches)
         if place == len(_GRID):
             rise, part = known[_GRID[-1]]
+            retrieved = "" if part is None else f" and {part:.0%} of the retrieval"
             raise MeasureError(
                 f"no plan that keeps at most {_GRID[-1]:.0%} of the {request.unit}s reaches the goal on the documents "
-                f"for choosing; the nearest keeps {_GRID[-1]:.0%}, with a rise of {rise:.3f} nats and {part:.0%} of "
-                "the retrieval: give a smaller goal or a larger --window"
+                f"for choosing; the nearest keeps {_GRID[-1]:.0%}, with a rise of {rise:.3f} "
+                f"nats{retrieved}: give a smaller goal or a larger --window"
             )
         share = _GRID[place]
         rise, part = known[share]
-        return share, f" On the documents for choosing the rise was {rise:.3f} nats, and {part:.0%} was retrieved."
+        retrieved = "" if part is None else f", and {part:.0%} was retrieved"
+        return share, f" On the documents for choosing the rise was {rise:.3f} nats{retrieved}."
 
     def _choices(
         self, units: Mapping[Selector, Mapping[int, Tensor]], selector: Selector, share: float
@@ -453,6 +468,8 @@ class _Planner:
         request = self.request
         cells: dict[str, list[_Choice]] = {"none_0": [dict.fromkeys(self.layers, ())]}
         for selector, shares in request.shares(share).items():
+            if selector in self.without:
+                continue
             cells |= {f"{selector}_{kept!r}": self._choices(units, selector, kept) for kept in shares}
         plans = 1 + len({tuple(sorted(choice.items())) for choices in cells.values() for choice in choices})
 

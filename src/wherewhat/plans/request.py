@@ -87,7 +87,7 @@ class PlanRequest:
 
         if self.unit not in UNITS:
             raise ConfigError(f"--unit is {self.unit!r}: choose group, layer or head")
-        if self.selector == "auto" and self.choosing < 2:
+        if "auto" in (self.selector, *self.compare) and self.choosing < 2:
             raise ConfigError(
                 "the selector auto measures each document for choosing with scores of the others, but --choose is 1: "
                 "give 2 or more, or name a --selector"

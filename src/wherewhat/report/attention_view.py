@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,13 @@ def show(
         texts, tokens = default_texts(loaded), default_tokens(loaded)
     else:
         texts, tokens = list(prompt), MOST_TOKENS
-    return view_attention(loaded, texts, head=first, layers=layers, portraits=known, tokens=tokens)
+    view = view_attention(loaded, texts, head=first, layers=layers, portraits=known, tokens=tokens)
+    measured = None if known is None else known.run.directory.config
+    # The hash of a model's files is not that of the same model in memory, so that only names can be compared.
+    if measured is not None and (measured["model"], measured["weights"]) != (loaded.name, loaded.weights):
+        of = f"{printable(str(measured['model']))} with {measured['weights']} weights"
+        view.notes.append(f"The sentences about heads are of a run of {of}, and the attention is of {loaded.name}.")
+    return view
 
 
 def view_attention(
@@ -256,6 +263,10 @@ def view_attention(
             check_head(loaded.name, counts, head)
         if portraits is not None and any(number >= counts.get(layer, 0) for layer, number in portraits.sentences):
             raise ConfigError(f"heads is of another model, with other heads than {loaded.name}: give a run of this one")
+        asked_for: Collection[Any] = layers or ()
+        wrong = [x for x in asked_for if isinstance(x, bool) or not isinstance(x, Integral)]
+        if wrong:
+            raise ConfigError(f"layers holds {printable(repr(wrong[0]))[:60]}: give whole numbers, such as [0, 5]")
         chosen = sorted(counts if layers is None else set(layers))
         absent = next((layer for layer in chosen if layer not in counts), None)
         if absent is not None or not chosen:

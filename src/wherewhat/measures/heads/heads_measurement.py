@@ -58,6 +58,12 @@ SPREAD_METRICS = (
         range=NON_NEGATIVE,
     ),
     _pattern("sink_mass", "sink mass", "Share of attention on the first tokens; the control is uniform attention."),
+    Metric(
+        "learned_sink_mass",
+        "learned sink",
+        "Share of attention on the model's own sink column; only of models that have one.",
+        range=SHARE,
+    ),
 )
 
 _VECTORS = (("q", "queries"), ("k", "keys"))
