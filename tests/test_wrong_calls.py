@@ -144,7 +144,7 @@ WRONG = {
     "show(head='L99H0')": (lambda h: wherewhat.show(h.loaded, "the cat", head="L99H0"), "no head L99H0"),
     "show(layers='all')": (
         lambda h: wherewhat.show(h.loaded, "the cat", layers="all"),
-        "layers holds a: tiny has 0 to 1",
+        "layers holds 'a': give whole numbers, such as [0, 5]",
     ),
     "show(layers=[1.5])": (lambda h: wherewhat.show(h.loaded, "the cat", layers=[1.5]), "layers holds 1.5"),
     "show(heads=result of axes)": (lambda h: wherewhat.show(h.loaded, "the cat", heads=h.result), "a run of axes"),

@@ -34,7 +34,9 @@ let saving = 0;
 // After a pause: browsers limit how often a page may change its address. Another head is another entry of the history.
 function saveView() {
   clearTimeout(saving);
+  const before = location.hash;
   saving = setTimeout(() => {
+    if (location.hash !== before) return; // A link was followed in the meantime: its view is opened next.
     const head = `${chosen.model} ${headName(chosen.layer, chosen.head)}`;
     const isOther = history.state?.saved && history.state.saved !== head;
     try {
