@@ -40,11 +40,5 @@ startText();
 startThumbnails();
 by("layer").addEventListener("change", (event) => choose(+event.target.value, chosen.head));
 by("head").addEventListener("change", (event) => choose(chosen.layer, +event.target.value));
-by("theme").addEventListener("click", () => {
-  chosen.theme = isDark() ? "light" : "dark";
-  setTheme();
-  redrawAll();
-  saveView();
-});
-addEventListener("hashchange", openView);
+listenToView();
 document.documentElement.dataset.ready = "true";

@@ -71,13 +71,7 @@ startLearning();
 listenToMap();
 startHeads();
 by("colour").addEventListener("change", () => redraw("scatter"));
-by("theme").addEventListener("click", () => {
-  chosen.theme = isDark() ? "light" : "dark";
-  setTheme();
-  redrawAll();
-  saveView();
-});
-addEventListener("hashchange", openView);
+listenToView();
 foldSections();
 showSection();
 document.documentElement.dataset.ready = "true";

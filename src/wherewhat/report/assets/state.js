@@ -97,3 +97,13 @@ function openView() {
 function setTheme() {
   setDark(chosen.theme ? chosen.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
 }
+// Follow the button of the theme and the address.
+function listenToView() {
+  by("theme").addEventListener("click", () => {
+    chosen.theme = isDark() ? "light" : "dark";
+    setTheme();
+    redrawAll();
+    saveView();
+  });
+  addEventListener("hashchange", openView);
+}
