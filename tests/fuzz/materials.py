@@ -8,8 +8,8 @@ from pathlib import Path
 
 RUN = ["axes", "tiny", "--text", "text.txt", "--tokens", "16", "--no-control", "--device", "cpu"]
 """The command of the finished run in ``runs``."""
-PLAN = ["plan", "tiny", "--text", "text.txt", "--text", "more.txt", "--tokens", "24", "--choose", "1"]
-PLAN += ["--documents", "0", "--window", "4", "--sinks", "1", "--device", "cpu"]
+PLAN = ["plan", "tiny", "--text", "text.txt", "--text", "more.txt", "--tokens", "24", "--selector", "ranks"]
+PLAN += ["--choose", "1", "--documents", "0", "--window", "4", "--sinks", "1", "--device", "cpu"]
 SMALL_TRAINING = {
     "layers": "2", "heads": "2", "width": "16", "steps": "3", "record_every": "2", "batch": "4", "sequences": "800",
 }  # fmt: skip
