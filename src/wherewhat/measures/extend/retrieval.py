@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.numerics import constant_tensor
 
@@ -162,6 +163,21 @@ def run_scores(planting: Planting, logits: Tensor) -> Tensor:
     best = (predicting.argmax(-1) == targets).double()
     by_run: Tensor = torch.stack([logprob, best]).view(2, -1, planting.run)[..., planting.cue :].mean(-1)
     return by_run
+
+
+def copy_attention(planting: Planting, attention: LayerAttention) -> Tensor:
+    """Return the attention that reads planted sequences, ``(texts, heads, depths, tokens)`` float64.
+
+    For each token of a run at the end that is scored, it is the weight from the token before it to its planted copy.
+    Passes are over planted texts, which have the same places.
+    """
+    offsets = torch.arange(planting.cue, planting.run)
+    rows = torch.arange(len(planting.places))[:, None] * planting.run + offsets - 1
+    keys = planting.places[:, None] + offsets
+    weights = attention.pattern(slice(planting.body, attention.n))
+    row, key = (constant_tensor(tuple(x.flatten().tolist()), weights.device).view(x.shape) for x in (rows, keys))
+    read: Tensor = weights[..., row, key].double()
+    return read
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,11 @@ class FrequenciesConfig:
         "also measure massive values of queries and keys, and the model with these replaced by their means",
         later=True,
     )
+    retrieval: bool = option(
+        False,
+        "also measure which heads read planted sequences, and how much is read with their slowest planes changed",
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -148,12 +148,6 @@ _MASSIVE = (
         range=SHARE,
     ),
     Metric(
-        "planted",
-        "gain from planted sequences",
-        "Gain in log-probability of the last runs of the text if they also occur earlier in it.",
-        unit="nats",
-    ),
-    Metric(
         "facts",
         "gain from remembered facts",
         "Log-probability of answers to questions of general knowledge, minus that of the same answers for other "
@@ -177,6 +171,50 @@ _MASSIVE = (
         "Loss with massive dimensions replaced.",
         unit="nats",
         range=NON_NEGATIVE,
+    ),
+)
+
+
+def _lost(how: str, planes: str) -> tuple[Metric, ...]:
+    """Return lost shares of the gain from planted sequences with planes of retrieval heads changed, and controls."""
+    name = f"planted_lost_{how}"
+    return (
+        Metric(
+            name,
+            f"lost gain, slowest planes {planes}",
+            f"Share of the gain from planted sequences that is lost with the slowest band {planes} in the tenth of "
+            "heads that read them most; the control changes as many random planes of these heads.",
+            control=f"{name}_random",
+            control_title="random planes",
+        ),
+        Metric(
+            f"{name}_others",
+            f"lost gain, slowest planes {planes} in other heads",
+            "The same in as many other heads, of the same layers where there are enough.",
+        ),
+    )
+
+
+_PLANTED = Metric(
+    "planted",
+    "gain from planted sequences",
+    "Gain in log-probability of the last runs of the text if they also occur earlier in it.",
+    unit="nats",
+)
+
+_RETRIEVAL = (
+    Metric(
+        "copy_attention",
+        "attention that reads planted sequences",
+        "Mean attention from each token of a run at the end to the token after its planted copy.",
+        range=SHARE,
+    ),
+    *_lost("masked", "masked"),
+    *_lost("unrotated", "un-rotated"),
+    Metric(
+        "planted_lost_all_masked",
+        "lost gain, all planes masked",
+        "The same with all planes of these heads masked: their attention ignores what rotates.",
     ),
 )
 
@@ -283,4 +321,6 @@ class FrequenciesMeasurement(TextMeasurement):
         metrics = tuple(metric for same in zip(*by_band, strict=True) for metric in same)
         if config.unrotate:
             metrics = (*metrics, *map(_unrotated_band, range(1, config.bands + 1)), *_UNROTATED)
-        return (*metrics, *_MASSIVE) if config.massive else metrics
+        if config.massive or config.retrieval:
+            metrics = (*metrics, _PLANTED)
+        return (*metrics, *(_MASSIVE if config.massive else ()), *(_RETRIEVAL if config.retrieval else ()))

@@ -46,17 +46,19 @@ def without_planes(
 
     Args:
         attention: One layer, with rotation.
-        keep: True for the planes to keep as they are, ``(planes,)``, or ``(texts, planes)`` for each text its own.
+        keep: True for the planes to keep as they are, ``(planes,)``, or for each text its own ``(texts, planes)``, or
+            for each text and head its own ``(texts, heads, planes)``.
         heads: True for the heads to change, ``(heads,)``; None for all.
         how: What to do to the other planes.
 
     Returns:
-        The changed layer. With planes un-rotated in some heads only, every head has its own keys, and the rotation,
-        which is no longer the same for all heads or texts, is None.
+        The changed layer. With planes un-rotated that are not the same for all heads, every head has its own keys, and
+        the rotation, which is no longer the same for all heads or texts, is None.
     """
     if attention.rotation is None:
         raise MeasureError(f"layer {attention.layer} does not rotate its queries and keys: it has no planes to mask")
-    if keep.shape not in ((attention.rotation.planes,), (attention.texts, attention.rotation.planes)):
+    shape = (attention.texts, attention.heads, attention.rotation.planes)
+    if keep.shape not in (shape[2:], shape[::2], shape):
         raise MeasureError(
             f"keep {tuple(keep.shape)} must hold one entry for each of {attention.rotation.planes} planes"
         )
@@ -69,38 +71,46 @@ def without_planes(
     gone = torch.zeros(*changed.shape[:-1], attention.rot_q.shape[-1], dtype=torch.bool, device=device)
     for half in attention.rotation.halves:
         gone[..., half] = changed
-    by_head = gone if gone.ndim == 1 else gone[:, None, None]  # (texts, 1, 1, d)
+    by_head = _of_heads(gone)
     if heads is not None:
         by_head = by_head & heads.to(device).bool()[:, None, None]
     return replace(attention, rot_q=attention.rot_q.masked_fill(by_head, 0.0))
 
 
+def _of_heads(changed: Tensor) -> Tensor:
+    """Return entries of all texts, of each text, or of each text and head, as those of queries or keys."""
+    return changed if changed.ndim == 1 else changed[:, None, None] if changed.ndim == 2 else changed[:, :, None]
+
+
 def _unrotated(attention: LayerAttention, changed: Tensor, heads: Tensor | None) -> LayerAttention:
-    """Return the layer with some planes turned back to angle 0, ``(planes,)`` or ``(texts, planes)``."""
+    """Return the layer with some planes turned back to angle 0, of the shapes of :func:`without_planes`."""
     rotation = attention.rotation
     assert rotation is not None
     left, right = rotation.halves
-    by_text = changed if changed.ndim == 1 else changed[:, None, None]
+    planes = _of_heads(changed)
 
     def turned_back(x: Tensor, positions: Tensor) -> Tensor:
         """Turn only these planes, without a scaling, so that the model's own stays."""
         out = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
         angles = rotation.angles(positions.to(x.device)).to(out.dtype)
-        theta = (angles if angles.ndim == 2 else angles[:, None]) * by_text
+        theta = (angles if angles.ndim == 2 else angles[:, None]) * planes
         cos, sin = theta.cos(), -theta.sin()
         u, v = out[..., left], out[..., right]
         out[..., left], out[..., right] = u * cos - v * sin, v * cos + u * sin
         return out.to(x.dtype)
 
     rot_q = turned_back(attention.rot_q, attention.positions[..., attention.m - attention.n :])
-    rot_k = turned_back(attention.rot_k, attention.positions)
+    before = attention.rot_k
+    if changed.ndim == 3:
+        before = before.repeat_interleave(attention.heads // attention.kv_heads, 1)
+    rot_k = turned_back(before, attention.positions)
     if heads is None or bool(heads.all()):
         inv_freq = rotation.inv_freq
         same = changed.ndim == 1
         remaining = replace(rotation, inv_freq=inv_freq.masked_fill(changed.to(inv_freq.device), 0.0)) if same else None
         return replace(attention, rot_q=rot_q, rot_k=rot_k, rotation=remaining)
     chosen = heads.bool().to(rot_q.device)[:, None, None]
-    before, after = (x.repeat_interleave(attention.heads // attention.kv_heads, 1) for x in (attention.rot_k, rot_k))
+    before, after = (x.repeat_interleave(attention.heads // x.shape[1], 1) for x in (before, rot_k))
     return replace(
         attention,
         rot_q=torch.where(chosen, rot_q, attention.rot_q),
@@ -200,7 +210,8 @@ class PlaneVariant:
 
     Attributes:
         name: Name of its loss.
-        planes: True for the planes to change, ``(planes,)`` by layer; none in other layers.
+        planes: True for the planes to change by layer, ``(planes,)``, or ``(texts, heads, planes)`` in all variants;
+            none in other layers.
         how: What is done to them.
         scored: Whether its changed layers are passed to the reducer.
     """
@@ -241,6 +252,23 @@ class Masking:
             reducer: Called with each changed layer of variants that are scored, and with the names and texts of its
                 rows.
         """
+
+        def read(logits: Tensor, texts: Sequence[int]) -> list[Tensor]:
+            return list(text_losses(logits, self.ids[list(texts)]).mean(-1))
+
+        return self.numbers(variants, read, reducer)
+
+    def numbers(
+        self,
+        variants: Sequence[PlaneVariant],
+        read: Callable[[Tensor, Sequence[int]], Sequence[Tensor]],
+        reducer: Callable[[LayerAttention, Sequence[tuple[str, int]]], None] = lambda *_: None,
+    ) -> dict[str, Tensor]:
+        """Return numbers of each text under each variant, ``(texts, …)`` float64 by name.
+
+        ``read`` returns them from the logits of some rows, whose texts are given; the reducer is that of
+        :meth:`losses`.
+        """
         count = len(self.ids)
         # Variants of one kind are consecutive, so that the rows of a pass are few groups.
         ordered = sorted(variants, key=lambda variant: (variant.how, variant.scored))
@@ -255,10 +283,13 @@ class Masking:
             assert attention.rotation is not None
             layer, device = attention.layer, attention.rot_q.device
             if layer not in device_planes:  # copied once for all passes: a copy waits for the device
-                none = torch.zeros(attention.rotation.planes, dtype=torch.bool)
-                device_planes[layer] = torch.stack([~x.planes.get(layer, none) for x in ordered]).to(device)
+                known = [x.planes[layer] for x in ordered if layer in x.planes]
+                none = torch.zeros_like(known[0]) if known else torch.zeros(attention.rotation.planes, dtype=torch.bool)
+                planes = torch.stack([~x.planes.get(layer, none) for x in ordered])  # (variants, …, planes)
+                by_row = planes.repeat_interleave(count, 0) if planes.ndim == 2 else planes.flatten(0, 1)
+                device_planes[layer] = by_row.to(device)
                 device_heads[layer] = None if bool(heads.all()) else heads.to(device)
-            keep = device_planes[layer].repeat_interleave(count, 0)[chunk]
+            keep = device_planes[layer][chunk]
             outputs = []
             for _, own in equal_runs([(variant.how, variant.scored) for variant, _ in rows[chunk]]):
                 variant = rows[chunk][own.start][0]
@@ -269,13 +300,12 @@ class Masking:
                 outputs.append(output_of(changed, block_mib=self.block_mib))
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-        def read(logits: Tensor, chunk: slice) -> list[Tensor]:
-            targets = torch.stack([self.ids[text] for _, text in rows[chunk]])
-            return list(text_losses(logits, targets).mean(-1))
+        def read_rows(logits: Tensor, chunk: slice) -> Sequence[Tensor]:
+            return read(logits, [text for _, text in rows[chunk]])
 
         ids = self.ids.repeat(len(ordered), 1)
-        losses = torch.stack(edited_rows(self.subject.edited, ids, edit, read, most=self.most)).view(-1, count)
-        return {variant.name: losses[index] for index, variant in enumerate(ordered)}
+        found = torch.stack(edited_rows(self.subject.edited, ids, edit, read_rows, most=self.most))
+        return {variant.name: part for variant, part in zip(ordered, torch.split(found, count), strict=True)}
 
     def random(self, planes: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Return as many random planes of each layer, always the same for the same numbers of planes."""

@@ -15,9 +15,9 @@ from wherewhat.measures.extend.retrieval import (
     Encode,
     Planting,
     RememberedFacts,
+    copy_attention,
     plant,
     remembered_facts,
-    run_scores,
 )
 from wherewhat.measures.frequencies import FrequenciesConfig
 from wherewhat.measures.frequencies.masking import (
@@ -38,6 +38,7 @@ from wherewhat.measures.frequencies.planes import (
     predicted_band,
     slower_planes,
 )
+from wherewhat.measures.frequencies.retrieval import planted_numbers, retrieval_scores
 from wherewhat.measures.measurement import KEYS_MIX, Subject
 from wherewhat.measures.swaps import SCORES
 from wherewhat.measures.swaps.layer import Swaps, layer_swaps
@@ -79,7 +80,8 @@ def measure_all_frequencies(
     fast: dict[int, Tensor] = {}
     massive: dict[int, list[FixedDimensions]] = {}
     dtypes: set[torch.dtype] = set()
-    plantings = [plant(text[None], DEPTHS, run=RUN) for text in ids] if config.massive else None
+    planted = config.massive or config.retrieval
+    plantings = [plant(text[None], DEPTHS, run=RUN) for text in ids] if planted else []
     trained = subject.trained_length() if config.unrotate else 0
 
     def scored(attention: LayerAttention) -> bool:
@@ -107,14 +109,23 @@ def measure_all_frequencies(
                 scores = _with_massive(scores, text)
             layers.append(scores)
 
-    needs_loss = config.masking or config.unrotate or config.massive
+    needs_loss = config.masking or config.unrotate or planted
     logits = subject.run(ids, measure, logits=needs_loss)
     if not by_text[0]:
         raise MeasureError(
             "no layer of this model rotates its queries and keys: without rotation there are no frequencies; measure "
             "its heads or axes"
         )
-    by_text = [list(scores.layers) for scores in on_cpu([Scores(layers=layers) for layers in by_text])]
+    copies = _copy_attention(subject, plantings) if config.retrieval else {}
+    by_text = [
+        list(scores.layers)
+        for scores in on_cpu(
+            [
+                Scores(layers=[_with_copies(layer, copies, text) for layer in layers])
+                for text, layers in enumerate(by_text)
+            ]
+        )
+    ]
     masked = _masked_heads(by_text[0], config.heads)
     wholes = [_correlations(layers) | _band_scores(layers, bands, config.bands) for layers in by_text]
     if needs_loss:
@@ -144,12 +155,20 @@ def measure_all_frequencies(
             whole |= {name: float(x[text]) for name, x in of_variants.items()}
         if config.masking:
             after.compare(wholes, by_text, config.bands)
-        if plantings is not None:
+        if config.massive:
             facts = [None if encode is None else remembered_facts(text[None], encode, prefix=prefix) for text in ids]
             replaced = _MassiveRuns(
                 masking, massive, plantings, facts, lambda tokens: rows_at_once(sample, tokens=tokens)
             )
             for whole, own in zip(wholes, replaced.scores(losses, dtypes), strict=True):
+                whole |= own
+        if config.retrieval:
+            read = {
+                layer.layer: torch.stack([x[index].heads["copy_attention"] for x in by_text])
+                for index, layer in enumerate(by_text[0])
+            }
+            found = retrieval_scores(masking, plantings, read, by_band[-1], losses, dtypes)
+            for whole, own in zip(wholes, found, strict=True):
                 whole |= own
     return [
         Scores(layers=sorted(layers, key=lambda layer: layer.layer), whole=defined(whole))
@@ -290,6 +309,24 @@ def _unrotated(
     ]
 
 
+def _copy_attention(subject: Subject, plantings: Sequence[Planting]) -> dict[int, Tensor]:
+    """Return the attention of each head that reads planted sequences, ``(texts, heads)`` by layer."""
+    found: dict[int, Tensor] = {}
+
+    def measure(attention: LayerAttention) -> None:
+        if rotates(attention):
+            found[attention.layer] = copy_attention(plantings[0], attention).mean((-1, -2))
+
+    subject.run(torch.cat([planting.planted for planting in plantings]), measure)
+    return found
+
+
+def _with_copies(layer: Scores, copies: Mapping[int, Tensor], text: int) -> Scores:
+    """Return a layer's scores with the attention of its heads that reads planted sequences, if it was measured."""
+    own = copies.get(layer.layer)
+    return layer if own is None else replace(layer, heads={**layer.heads, "copy_attention": own[text]})
+
+
 def _with_massive(layer: Scores, attention: LayerAttention) -> Scores:
     """Return a layer's scores with the largest relative norms of its dimensions, and where massive ones are."""
     assert attention.rotation is not None
@@ -370,11 +407,9 @@ class _MassiveRuns:
         ids = torch.cat(both * len(changes))
 
         def read(logits: Tensor, chunk: slice) -> list[Tensor]:
-            found = []
-            for row, (_, text) in zip(logits, rows[chunk], strict=True):
-                loss = text_losses(row[None], self.plantings[text].control).mean()
-                found.append(torch.stack([loss, run_scores(self.plantings[text], row)[0].mean()]))
-            return found
+            return [
+                planted_numbers(self.plantings[text], row) for row, (_, text) in zip(logits, rows[chunk], strict=True)
+            ]
 
         numbers = self._run(ids, [(changes[ending], text) for ending, text in rows], read)
         outcomes = {}
