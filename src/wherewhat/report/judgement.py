@@ -76,6 +76,7 @@ def _runs(prompts: int, capacity: Capacity) -> dict[str, ClaimRun]:
     bands = {"bands": min(BANDS, max(1, capacity.planes))}
     unrotated = {**bands, "unrotate": capacity.trained is not None}
     massive = {**bands, "massive": True, "masking": False, "queries": 1}
+    retrieval = {**bands, "retrieval": True, "masking": False, "queries": 1}
     return {
         "axes": ClaimRun("axes"),
         "heads": ClaimRun("heads"),
@@ -86,6 +87,7 @@ def _runs(prompts: int, capacity: Capacity) -> dict[str, ClaimRun]:
             "frequencies", ReportRun(31.0, documents=4, tokens=128, options=unrotated), rotary=True
         ),
         "massive": ClaimRun("frequencies", ReportRun(15.0, documents=4, tokens=256, options=massive), rotary=True),
+        "retrieval": ClaimRun("frequencies", ReportRun(20.0, documents=4, tokens=256, options=retrieval), rotary=True),
         "words": ClaimRun("perturb", ReportRun(4.4, documents=8, tokens=256, options=words)),
         "positions": ClaimRun("perturb", ReportRun(11.0, documents=4, tokens=192, options=swaps)),
         "residual": ClaimRun("residual", ReportRun(9.5, documents=4, tokens=256, options=additive)),
