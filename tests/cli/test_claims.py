@@ -1,4 +1,4 @@
-"""End to end: ``wherewhat claims`` prints lines, writes a file that a report shows and a page, and refuses wrong input."""
+"""End to end: ``wherewhat claims`` prints lines, writes a file that a report shows, and a page, and refuses errors."""
 
 from __future__ import annotations
 
