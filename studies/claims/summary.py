@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from wherewhat.rules.claims.claim import percent
+
 FOLDER = Path(__file__).resolve().parent
 TITLES = {
     "smollm2": "SmolLM2-135M",
@@ -40,11 +42,12 @@ def results(folder: Path = FOLDER) -> dict[str, dict[int, dict[str, Any]]]:
 
 def table(found: dict[str, dict[int, dict[str, Any]]]) -> Iterator[str]:
     """Yield the lines of the table."""
-    yield "| claim | " + " | ".join(found) + " |"
-    yield "|---" * (len(found) + 1) + "|"
+    yield "| claim | " + " | ".join(found) + " | another verdict under resampling |"
+    yield "|---" * (len(found) + 2) + "|"
     for number in range(1, 25):
         cells = [cell(claims.get(number)) for claims in found.values()]
-        yield f"| {number} | " + " | ".join(cells) + " |"
+        shares = filter(None, (changed(title, claims.get(number)) for title, claims in found.items()))
+        yield f"| {number} | " + " | ".join([*cells, ", ".join(shares) or "not resampled"]) + " |"
 
 
 def cell(claim: dict[str, Any] | None) -> str:
@@ -52,7 +55,16 @@ def cell(claim: dict[str, Any] | None) -> str:
     if claim is None:
         return ""
     verdict = claim["verdict"]
+    if verdict == "cannot be told" and claim["condition"]:  # left open by resampling
+        rule = claim["stability"]["verdict"]
+        return f"open (by the rule {'**no**' if rule == 'does not hold' else rule})"
     return f"if {claim['condition']}" if verdict == "holds if" else WORDS[verdict]
+
+
+def changed(title: str, claim: dict[str, Any] | None) -> str:
+    """Return how often the verdict on a claim changes under resampling; empty if that is not known."""
+    share = None if claim is None else claim.get("stability", {}).get("changed")
+    return "" if share is None else f"{percent(share)} ({title})"
 
 
 if __name__ == "__main__":

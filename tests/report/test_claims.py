@@ -17,17 +17,19 @@ from wherewhat import Judgement, judge_claims
 from wherewhat.errors import ConfigError
 from wherewhat.measures.statistics import Interval
 from wherewhat.report import measurements
-from wherewhat.report.judgement import CLAIMS, _runs, _schedule
+from wherewhat.report.claims_page import claims_data
+from wherewhat.report.judgement import _runs, _schedule
 from wherewhat.report.measurements import given_text, schedule
-from wherewhat.report.sections import _claims, _first_undamaged
+from wherewhat.report.sections import _first_undamaged
 from wherewhat.report.views import Capacity
 from wherewhat.rules.claims.claim import Evidence, judge, verdict_json, verdict_of, verdict_words
+from wherewhat.rules.claims.registry import CLAIMS
 from wherewhat.rules.numbers import contrast
 from wherewhat.rules.rule import Statement
 from wherewhat.runs import execution
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.request import ModelRequest, Request
-from wherewhat.scores import UNBOUNDED, Metric
+from wherewhat.scores import UNBOUNDED
 
 DOCUMENTS = ("one", "two", "three")
 CAPACITY = Capacity(512, False, 4, 9000)
@@ -62,12 +64,9 @@ class FakeRun:
         found = self._heads.get(f"{metric}_together", self._heads.get(metric, []))
         return {(0, head): int(code) for head, code in enumerate(found) if code >= 0}
 
-    @property
-    def summaries(self):
-        return [
-            SimpleNamespace(metric=Metric(name, name, name), overall=overall, control=control)
-            for name, (overall, control) in self._summaries.items()
-        ]
+    def summary(self, name):
+        overall, control = self._summaries.get(name, (None, None))
+        return None if overall is None else SimpleNamespace(overall=overall, control=control)
 
     def range_of(self, metric):
         return UNBOUNDED
@@ -468,7 +467,7 @@ def test_newest_claims_that_are_not_damaged_are_shown(tmp_path):
     (tmp_path / "claims-damaged.json").write_text("{")
     found = measurements._claims(tmp_path, made.data["weights_hash"])
     assert found == [made.data]
-    shown = _first_undamaged([{"claims": [{}]}, *found], _claims)
-    assert [row["number"] for row in shown["rows"]] == [1, 11]
-    assert shown["rows"][1]["verdict"].startswith("not judged: about trained small models")
-    assert _first_undamaged([], _claims) is None
+    shown = _first_undamaged([{"claims": [{}]}, *found], claims_data)
+    assert [row["number"] for row in shown["claims"]] == [1, 11]
+    assert shown["claims"][1]["words"].startswith("not judged: about trained small models")
+    assert _first_undamaged([], claims_data) is None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wherewhat.measures.statistics import Interval
-from wherewhat.report.judgement import CLAIMS
 from wherewhat.rules.captions import CAPTIONS
+from wherewhat.rules.claims.registry import CLAIMS
 from wherewhat.rules.findings import FINDINGS
 from wherewhat.rules.length_methods import NOTES, VERDICTS
 from wherewhat.rules.rule import (

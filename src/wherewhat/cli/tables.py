@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wherewhat.runs.results import MetricSummary, StoredRun
 
 
-_LONGEST_LINE = 100
+LONGEST_LINE = 100
 """Columns of prose in a wider terminal."""
 
 
@@ -48,10 +48,10 @@ class Table(table.Table):
         title, caption, self.title, self.caption = self.title, self.caption, None, None
         # Not by rich, which wraps both at the width of the table, however narrow.
         if title:
-            yield Constrain(Text.from_markup(str(_printable(title)), style="table.title"), _LONGEST_LINE)
+            yield Constrain(Text.from_markup(str(_printable(title)), style="table.title"), LONGEST_LINE)
         yield from super().__rich_console__(console, options)
         if caption:
-            yield Constrain(Text.from_markup(str(_printable(caption)), style="table.caption"), _LONGEST_LINE)
+            yield Constrain(Text.from_markup(str(_printable(caption)), style="table.caption"), LONGEST_LINE)
         self.title, self.caption = title, caption
 
 

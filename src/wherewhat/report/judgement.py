@@ -19,18 +19,14 @@ from wherewhat.progress import Progress, Silent, Work
 from wherewhat.report.measurements import GivenText, ScheduledRun, given_text, measure, run_length, with_controls
 from wherewhat.report.report import seen_model
 from wherewhat.report.views import Capacity, ReportRun, view_of
-from wherewhat.rules.claims import behaviour, heads, logits
-from wherewhat.rules.claims.claim import Claim, Evidence, judge, verdict_json, verdict_words
+from wherewhat.rules.claims.claim import Claim, Evidence, verdict_json, verdict_words
+from wherewhat.rules.claims.registry import CLAIMS
+from wherewhat.rules.claims.stability import judge_stably
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.directory import collect_versions
 from wherewhat.runs.execution import LastModel
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, file_names, given_options, model_request
 from wherewhat.text.documents import Document, documents_of
-
-CLAIMS: tuple[Claim, ...] = tuple(
-    sorted((*logits.CLAIMS, *behaviour.CLAIMS, *heads.CLAIMS), key=lambda claim: claim.number)
-)
-"""All claims by number."""
 
 FORMAT = 1
 """Version of the file's format."""
@@ -119,6 +115,16 @@ class Judgement:
             raise KeyError(f"claim {number} is not in this judgement: choose from {', '.join(map(str, known))}")
         return known[number]
 
+    def only(self, numbers: Sequence[int]) -> Judgement:
+        """Return the same of some claims, or of all if no numbers are given."""
+        known = {claim["number"] for claim in self.data["claims"]}
+        for number in numbers:
+            if number not in known:
+                listed = ", ".join(map(str, sorted(known)))
+                raise ConfigError(f"claim {number} is not in the result of {self.data['model']}: choose from {listed}")
+        kept = [claim for claim in self.data["claims"] if not numbers or claim["number"] in numbers]
+        return Judgement({**self.data, "claims": kept})
+
     def __repr__(self) -> str:
         """Return model and verdicts, one per line."""
         lines = [f"{number:>2}. {verdict}" for number, verdict in self.verdicts.items()]
@@ -150,6 +156,7 @@ def judge_claims(
     documents: int | None = None,
     tokens: int | None = None,
     prompts: int = PROMPTS,
+    controls: int = 1,
     out: str | os.PathLike[str] = "runs",
     again: bool = False,
     progress: Progress | None = None,
@@ -157,7 +164,7 @@ def judge_claims(
     """Judge the claims of papers about position and content in attention on one model.
 
     Measurements are run on a few documents, each in its own run directory: finished ones are not computed again, and
-    those of a report with the same documents and tokens are shared.
+    those of a report with the same documents and tokens are shared. Each verdict is tested by resampling the documents.
 
     Args:
         model: A name, folder or file, a model of transformers in memory, or what :func:`wherewhat.load` returned. A
@@ -169,6 +176,7 @@ def judge_claims(
         tokens: Tokens of each for the decomposition; 512 by default, or as many as model and texts have. Others use
             256 at most.
         prompts: Prompts of each kind and size.
+        controls: Random control models to draw, with consecutive seeds, for claims whose verdict rests on one.
         out: Folder of run directories.
         again: Measure anew what is finished there.
         progress: Progress callback; silent by default.
@@ -176,9 +184,10 @@ def judge_claims(
     progress, out, models = progress or Silent(), output_folder(out, name="--out"), LastModel()
     work = Work(progress)
     chosen = _chosen(claims)
-    if prompts < 1:
-        raise ConfigError(f"--prompts is {prompts}: at least 1 is needed")
-    check_at_most(MOST_DOCUMENTS, **{"--prompts": prompts})
+    for option, value in (("--prompts", prompts), ("--controls", controls)):
+        if value < 1:
+            raise ConfigError(f"{option} is {value}: at least 1 is needed")
+    check_at_most(MOST_DOCUMENTS, **{"--prompts": prompts, "--controls": controls})
     Request(measurement="axes", documents=documents, tokens=tokens)  # raises for wrong values
     inputs = given_text(files, documents=documents, out=out, texts=texts, default=_MOST_DOCUMENTS)
     rules = [claim.rule for claim in chosen if claim.rule is not None]
@@ -193,11 +202,16 @@ def judge_claims(
         requests, scheduled, reasons = _schedule(
             model, seen.capacity, inputs, wanted, documents=documents, tokens=length
         )
+        scheduled += _other_draws(scheduled, requests, chosen, controls)
         runs = measure(scheduled, out=out, pace=pace, work=work, models=models, tolerated=_TOLERATED, again=again)
     reasons |= {name: why for name, request in requests.items() for refused, why in runs.missing if refused == request}
     evidence = Evidence(runs, requests, reasons, seen.capacity.planes)
-    verdicts = [verdict_json(judge(claim, evidence)) for claim in chosen]
-    command = _command(model, inputs, claims=claims, documents=documents, tokens=tokens, prompts=prompts)
+    drawn = [evidence.find("axes", "random", draw=draw) for draw in range(controls)]
+    evidence = replace(evidence, controls=max(1, len(drawn) - drawn.count(None)))
+    verdicts = [verdict_json(verdict) for verdict in judge_stably(chosen, evidence, seed=model.seed)]
+    command = _command(
+        model, inputs, claims=claims, documents=documents, tokens=tokens, prompts=prompts, controls=controls
+    )
     return Judgement(_result(runs, verdicts, command))
 
 
@@ -246,6 +260,21 @@ def _schedule(
     return requests, with_controls(scheduled), reasons
 
 
+def _other_draws(
+    scheduled: Sequence[ScheduledRun], requests: Mapping[str, Request], claims: Sequence[Claim], controls: int
+) -> list[ScheduledRun]:
+    """Return the runs on further random control models that claims read, one model after the other."""
+    rules = [claim.rule for claim in claims if claim.drawn and claim.rule is not None]
+    names = {name for rule in rules for name in (*rule.needs, *rule.also)}
+    first = [request.with_weights("random") for name, request in requests.items() if name in names]
+    return [
+        replace(item, request=item.request.with_weights("random", draw=draw))
+        for draw in range(1, controls)
+        for item in scheduled
+        if item.request in first
+    ]
+
+
 def _result(runs: Runs, verdicts: list[dict[str, Any]], command: str | None) -> dict[str, Any]:
     """Return the content of the result; nothing in it depends on when or how often the command was started."""
     _, first = runs.first
@@ -288,6 +317,7 @@ def _command(
     documents: int | None,
     tokens: int | None,
     prompts: int,
+    controls: int,
 ) -> str | None:
     """Return the command that gives the same result; None if model or texts are only in memory."""
     if not isinstance(model, ModelRequest) or inputs.texts is not None:
@@ -301,6 +331,7 @@ def _command(
         ("documents", documents, None),
         ("tokens", tokens, None),
         ("prompts", prompts, PROMPTS),
+        ("controls", controls, 1),
     ):
         words += [] if value == default else [f"--{name}", str(value)]
     return shlex.join([*words, *given_options(model, leave_out=("model",))])

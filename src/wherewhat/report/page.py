@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _SCRIPTS = (
     "tools", "charts", "downloads", "model", "side_by_side", "map", "heads", "matrix", "text", "thumbnails", "hero",
-    "telling", "panel", "plane", "curves", "learning", "claims", "others", "method", "terms", "questions", "state",
-    "unfinished", "start",
+    "telling", "panel", "plane", "curves", "learning", "claim_cards", "claims", "others", "method", "terms",
+    "questions", "state", "unfinished", "start",
 )  # fmt: skip
 """The page's script, a file for each section; later ones use what earlier ones define."""
 
@@ -81,7 +81,7 @@ class Report:
         """Return the page. Text of models and documents is in the data only; the script inserts it as text."""
         scripts = [asset(f"{name}.js") for name in self.scripts]
         body = asset(self.body).replace("{{VERSION}}", package_version("wherewhat") or "unknown")
-        style = asset("page.css")
+        style = asset("page.css") + asset("claims.css")
         charts = page_charts(self.data)
         return whole_page(
             title="wherewhat report", body=body, style=style, scripts=scripts, data=self.data, charts=charts

@@ -17,6 +17,7 @@ from wherewhat.files import canonical_json
 from wherewhat.measures.measurement import ChoicesMeasurement, QuestionMeasurement
 from wherewhat.measures.statistics import Interval
 from wherewhat.progress import counted
+from wherewhat.report.claims_page import claims_data
 from wherewhat.report.data import (
     Number,
     Value,
@@ -38,7 +39,6 @@ from wherewhat.report.figures import figure, pareto_figure
 from wherewhat.report.run_sections import bands, controlled_distance, lengths, perturbation, roles, swaps
 from wherewhat.report.telling import telling_heads
 from wherewhat.rules.captions import captions
-from wherewhat.rules.claims.claim import number_words, verdict_words
 from wherewhat.rules.findings import find, summarise
 from wherewhat.rules.rule import Statement
 from wherewhat.runs.collection import Runs
@@ -211,7 +211,7 @@ def collect(runs: Runs, excerpt: Excerpt, *, name: str) -> dict[str, Any]:
         "perturbation": section("perturb", perturbation),
         "lengths": section("extend", lengths),
         "bands": section("frequencies", bands),
-        "claims": _first_undamaged(runs.claims, _claims),
+        "claims": _first_undamaged(runs.claims, claims_data),
         "others": [
             *(
                 {**numbers_and_figure(other.runs), "more": other.more, "command": other.command}
@@ -272,30 +272,6 @@ def _first_undamaged(files: Sequence[T], show: Callable[[T], dict[str, Any]]) ->
         with suppress(KeyError, TypeError, ValueError):
             return show(file)
     return None
-
-
-def _claims(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a file of judged claims as the page shows it."""
-    values = ("mean", "low", "high", "control")
-    texts = ("number", "statement", "source", "notes", "change")
-    rows = [
-        {
-            **{name: claim[name] for name in texts},
-            "verdict": verdict_words(claim),
-            "numbers": [
-                {**number, **{name: rounded(number[name]) for name in values}, "words": number_words(number)}
-                for number in claim["numbers"]
-            ],
-            "parts": [{name: part[name] for name in ("statement", "outcome")} for part in claim["parts"]],
-        }
-        for claim in data["claims"]
-    ]
-    note = (
-        f"Judged in {data['dtype']} on {counted(len(data['documents']), 'document')} of {data['tokens']} tokens; "
-        "some measurements use fewer. Intervals are 95 % over documents, prompts or heads. Each verdict follows from "
-        "the rule beside it; open means that an interval includes the threshold."
-    )
-    return {"note": note, "rows": rows, "command": data["command"]}
 
 
 def _plan(plan: Plan) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _numbers(models: Sequence[ComparedModel]) -> list[dict[str, Any]]:
 
 
 def _summary(run: StoredRun | None, metric: str) -> MetricSummary | None:
-    return next((summary for summary in ([] if run is None else run.summaries) if summary.metric.name == metric), None)
+    return None if run is None else run.summary(metric)
 
 
 def _difference_json(summary: MetricSummary, change: Interval) -> dict[str, Any]:

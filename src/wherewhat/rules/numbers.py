@@ -62,8 +62,7 @@ def untrained_difference(run: StoredRun, metric: str, untrained: StoredRun) -> I
 
 def declared_mean(run: StoredRun | None, metric: str) -> tuple[Interval | None, float | None]:
     """Return a metric with its declared interval, and its control metric; None for what does not exist."""
-    summaries = [] if run is None else run.summaries
-    summary = next((summary for summary in summaries if summary.metric.name == metric), None)
+    summary = None if run is None else run.summary(metric)
     return (None, None) if summary is None else (summary.overall, summary.control)
 
 

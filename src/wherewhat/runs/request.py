@@ -257,9 +257,9 @@ class Request:
             words += ["--set", f"{name}={option_text(value)}"]
         return shlex.join(words)
 
-    def with_weights(self, weights: Weights) -> Request:
-        """Return the same request on a control model, or on the trained one."""
-        return replace(self, model=replace(self.model, weights=weights))
+    def with_weights(self, weights: Weights, *, draw: int = 0) -> Request:
+        """Return the same request on a control model, or on the trained one; ``draw`` is added to the seed."""
+        return replace(self, model=replace(self.model, weights=weights, seed=self.model.seed + draw))
 
 
 def item_choices(loaded: LoadedModel, item: ChoiceItem, *, beyond: bool = False) -> Choices:

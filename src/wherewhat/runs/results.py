@@ -26,7 +26,7 @@ from wherewhat.measures.statistics import Interval, around, in_words, interval, 
 from wherewhat.options import build_config, nearest
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.schema import ProfileFile, profile_name, stored_scores, table_arrays
-from wherewhat.scores import MODEL, SHARE, UNBOUNDED, Metric, declaration, share_name, without
+from wherewhat.scores import MODEL, SHARE, UNBOUNDED, Metric, Scores, declaration, share_name, without
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,7 +54,7 @@ class Numbers:
     head: NDArray[np.int64]
     value: NDArray[np.float64]
 
-    def where(self, rows: NDArray[np.bool_]) -> Numbers:
+    def where(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> Numbers:
         """Return some of the values."""
         return replace(self, **{name: getattr(self, name)[rows] for name in ("document", "layer", "head", "value")})
 
@@ -215,9 +215,14 @@ class StoredRun:
         return dict(sorted(kinds.items(), key=lambda kind: kind[1]))  # the file has them by name
 
     @cached_property
-    def numbers(self) -> dict[str, Numbers]:
+    def numbers(self) -> Mapping[str, Numbers]:
         """Values of everything that the run holds, by metric."""
         return read_numbers(self.directory.scores())
+
+    @cached_property
+    def parts(self) -> Mapping[str | None, Scores]:
+        """Scores and curves of each document, and under None of all documents together."""
+        return stored_scores(self.directory.scores(), self.profiles)
 
     def range_of(self, metric: str) -> tuple[float, float]:
         """Return the range of possible values of a metric; unbounded for metrics that are not declared."""
@@ -328,23 +333,32 @@ class StoredRun:
     @cached_property
     def summaries(self) -> list[MetricSummary]:
         """A summary of each metric that the run holds."""
-        defined = {name: numbers.defined for name, numbers in self.numbers.items()}
-        defined = {name: numbers for name, numbers in defined.items() if len(numbers.value)}
-        pooled, summaries = self._pooled(), []
-        for metric in self.metrics:
-            if metric.name not in defined:
-                continue
-            numbers = defined[metric.name]
-            if metric.categories:
-                for share, values in _shares(metric, numbers):
-                    kinds = _by_kind(values, None, self.kinds)
-                    summaries.append(_summary(share, values, None, {}, len(self.documents), kinds))
-                continue
-            control = defined.get(metric.control or "")
-            kinds = _by_kind(numbers, pooled.get(metric.name), self.kinds)
-            summary = _summary(metric, numbers, control, self._together(metric), len(self.documents), kinds)
-            summaries.append(replace(summary, counts=self._counts(metric)))
-        return summaries
+        return [summary for metric in self.metrics for summary in self._summaries(metric)]
+
+    def summary(self, name: str) -> MetricSummary | None:
+        """Return the summary of one metric, or of the share of a category; None if the run does not hold it."""
+        metrics = (metric for metric in self.metrics if metric.name in (name, name.partition("=")[0]))
+        return next((one for metric in metrics for one in self._summaries(metric) if one.metric.name == name), None)
+
+    def _summaries(self, metric: Metric) -> Iterator[MetricSummary]:
+        """Yield the summary of a metric, or of each category that occurs; none if the run does not hold it."""
+        numbers = self._defined(metric.name)
+        if numbers is None:
+            return
+        if metric.categories:
+            for share, values in _shares(metric, numbers):
+                kinds = _by_kind(values, None, self.kinds)
+                yield _summary(share, values, None, {}, len(self.documents), kinds)
+            return
+        kinds = _by_kind(numbers, self._pooled.get(metric.name), self.kinds)
+        control = self._defined(metric.control or "")
+        summary = _summary(metric, numbers, control, self._together(metric), len(self.documents), kinds)
+        yield replace(summary, counts=self._counts(metric))
+
+    def _defined(self, metric: str) -> Numbers | None:
+        """Return the defined values of a metric; None if there are none."""
+        numbers = self.numbers[metric].defined if metric in self.numbers else None
+        return numbers if numbers is not None and len(numbers.value) else None
 
     def _together(self, metric: Metric) -> dict[str, dict[int, float]]:
         """Return error and bounds of a metric of all documents together by name and layer."""
@@ -375,6 +389,7 @@ class StoredRun:
                 head_counts[kind] = HeadCount(codes.count(code), len(codes), single)
         return head_counts
 
+    @cached_property
     def _pooled(self) -> dict[str, dict[str, list[float]]]:
         """Scores pooled over the heads of each kind of layer, by metric and kind, one per document."""
         pooled: dict[str, dict[str, list[float]]] = {}

@@ -14,8 +14,9 @@ from wherewhat.files import plain_json
 from wherewhat.measures.statistics import Interval, interval, wilson
 from wherewhat.measures.swaps import LABELS
 from wherewhat.models.source import Weights
-from wherewhat.report.judgement import CLAIMS, FORMAT, Judgement
-from wherewhat.rules.claims.claim import MOST, Claim, ClaimVerdict, verdict_json, verdict_of
+from wherewhat.report.judgement import FORMAT, Judgement
+from wherewhat.rules.claims.claim import MOST, Claim, ClaimVerdict, Stability, verdict_json, verdict_of
+from wherewhat.rules.claims.registry import CLAIMS
 from wherewhat.rules.rule import LEAST_DOCUMENTS, Item, Number, Rule, Statement, at_least, at_most
 from wherewhat.runs.directory import collect_versions
 from wherewhat.scores import SHARE
@@ -36,6 +37,9 @@ LONGER = 500
 
 SPREAD = 0.05
 """Share of the training steps above which numbers of hops are learned one after the other."""
+
+
+_NOT_RESAMPLED = Stability("it rests on trained or constructed models, not on documents")
 
 
 class TrainedRuns(dict[str, Sequence[RunFigures]]):
@@ -65,7 +69,7 @@ def judge_runs(by_task: Mapping[str, Sequence[RunFigures]]) -> list[ClaimVerdict
     for claim in TRAINED_CLAIMS:
         assert claim.rule is not None
         judged = claim.rule.judged(TrainedRuns(by_task))
-        verdicts.append(ClaimVerdict(claim, *verdict_of(judged.statements), judged, names))
+        verdicts.append(ClaimVerdict(claim, *verdict_of(judged.statements), judged, names, _NOT_RESAMPLED))
     return verdicts
 
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from wherewhat.boundary import MOST_DOCUMENTS, MOST_TOKENS, check_at_most, check_whole_number
+from wherewhat.cli.claims import Details, print_claims, print_details
 from wherewhat.cli.options import Out, file_to_write
 from wherewhat.cli.tables import print_line
 from wherewhat.errors import ConfigError
@@ -150,12 +151,12 @@ def claims(
     ] = _DEFAULT_CLAIMS,
     count: Annotated[int, typer.Option(help="Sequences of each number of extra tokens.")] = 1000,
     device: Device = "auto",
+    details: Details = False,
 ) -> None:
     """Judge the claims of arXiv 2605.31558 about trained small models, over seeds.
 
     Give three or more runs of the number and of the letter task. Writes a file like that of `wherewhat claims`.
     """
-    from wherewhat.cli.claims import claims_table
     from wherewhat_lab.multihop.claims import LONGER, check_seeds, judge_runs, judgement
 
     grouped = _grouped(runs)
@@ -164,7 +165,9 @@ def claims(
     result = judgement(figures, judge_runs(figures))
     path, console = result.save(file), Console()
     title = f"claims judged on {sum(map(len, figures.values()))} trained models"
-    console.print(claims_table(result.data["claims"], title=title, over="seeds or heads"))
+    print_claims(console, result.data["claims"], title=title)
+    if details:
+        print_details(console, result.data["claims"])
     print_line(console, path)
 
 

@@ -3,20 +3,14 @@ function writeClaims() {
   by("claims").hidden = !data.claims;
   if (!data.claims) return;
   by("claims-note").textContent = data.claims.note;
-  const cell = (texts) => {
-    const place = document.createElement("div");
-    for (const text of texts) make(place, "div", text);
-    return place;
-  };
-  table(by("claims-table"),
-    ["claim", "number; control", "verdict", "rule", "what would change it"],
-    data.claims.rows.map((row) => [
-      `${row.number}. ${row.statement} (${row.source})`,
-      cell(row.numbers.map((number) => `${number.title}: ${withInterval(number)}${number.control === null ? "" : `; ${number.control_title}: ${fixed(number.control)}`}`)),
-      cell([row.verdict, ...row.notes]),
-      cell(row.parts.map((part) => `${part.statement}: ${{ true: "yes", false: "no", null: "open" }[part.outcome]}`)),
-      row.change,
-    ]));
+  const place = by("claims-list");
+  place.replaceChildren();
+  for (const claim of data.claims.claims) {
+    const card = make(place, "article", null, { class: "claim" });
+    make(card, "h3", `${claim.number}. ${claim.title}`);
+    make(card, "p", `${claim.statement} (${claim.source})`);
+    writeVerdict(card, claim, "h4");
+  }
   const command = by("claims-command");
   command.hidden = !data.claims.command;
   command.textContent = data.claims.command;

@@ -11,7 +11,13 @@ from wherewhat.rules.numbers import contrast, control_mean, declared_mean, head_
 from wherewhat.rules.rule import Item, Number, Statement, at_least, at_most, both, either, less_than
 
 
-@claim(7, "words", source=HAN, change="another threshold than 0.1 nats, downstream tasks (wherewhat choices)")
+@claim(
+    7,
+    "words",
+    title="Few word swaps do no harm",
+    source=HAN,
+    change="another threshold than 0.1 nats, downstream tasks (wherewhat choices)",
+)
 def transposed_words(evidence: Evidence) -> Iterator[Item]:
     """Transposing up to 5 % of the words hardly matters, more than 10 % does."""
     run = evidence.run("words")
@@ -35,7 +41,13 @@ def transposed_words(evidence: Evidence) -> Iterator[Item]:
     yield Statement(statement, small, large, condition="answers to questions are counted")
 
 
-@claim(8, "positions", source=HAN, change="other rates, features swapped at later layers")
+@claim(
+    8,
+    "positions",
+    title="Positions act as features",
+    source=HAN,
+    change="other rates, features swapped at later layers",
+)
 def positions_and_features(evidence: Evidence) -> Iterator[Item]:
     """Perturbing positions and perturbing features have similar effects."""
     run = evidence.run("positions")
@@ -56,7 +68,13 @@ def positions_and_features(evidence: Evidence) -> Iterator[Item]:
     yield "5 % of the tokens are swapped, at the first layer; targets are untouched ones."
 
 
-@claim(9, "extend", source=HAN, change="longer texts, other length methods (wherewhat extend)")
+@claim(
+    9,
+    "extend",
+    title="LM-Infinite keeps outputs",
+    source=HAN,
+    change="longer texts, other length methods (wherewhat extend)",
+)
 def outputs_inside(evidence: Evidence) -> Iterator[Item]:
     """Attention outputs under LM-Infinite stay in their training distribution, and therefore it works."""
     run = evidence.run("extend")
@@ -84,6 +102,7 @@ def outputs_inside(evidence: Evidence) -> Iterator[Item]:
 @claim(
     10,
     "positions",
+    title="A rule finds robust heads",
     source=HAN,
     change="another criterion or threshold, tested on models it was not chosen on",
     also=("words",),
@@ -122,6 +141,7 @@ def criterion(evidence: Evidence) -> Iterator[Item]:
 @claim(
     16,
     "prompts",
+    title="Only letter generalises",
     source=URRUTIA,
     change="more prompts, longer lists, several hops, a model that solves the task at all",
 )
@@ -153,7 +173,13 @@ def longer_inputs(evidence: Evidence) -> Iterator[Item]:
     yield "Prompts have one hop; intervals are over prompts."
 
 
-@claim(19, "prompts", source=URRUTIA, change="more prompts, longer lists, heads restricted to wrong frequencies")
+@claim(
+    19,
+    "prompts",
+    title="U shape by answer place",
+    source=URRUTIA,
+    change="more prompts, longer lists, heads restricted to wrong frequencies",
+)
 def answer_place(evidence: Evidence) -> Iterator[Item]:
     """Accuracy by place of the answer is U-shaped for Index and an inverted U for Retrieval with a wrong frequency."""
     run = evidence.run("prompts")

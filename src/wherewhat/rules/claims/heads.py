@@ -24,16 +24,26 @@ VERSIONS = {"without the sink": "_no_sink", "over all keys": ""}
 
 _AS_USUAL = f"at least {MOST:.0%}, or 0.1 less than on two documents of text"
 _LABORATORY = {
-    11: "Successful learning comes with pure heads; purity precedes or coincides with accuracy.",
-    12: "Number needs positional and symbolic heads, letter only symbolic ones.",
-    13: "Hops are learned in order for number, together for letter.",
-    14: "Heads implement Index, Retrieval and Reflexive; Reflexive is symbolic.",
-    15: "One RoPE layer realises Index and Retrieval; discrepancy bounds.",
+    11: (
+        "Learning makes heads pure",
+        "Successful learning comes with pure heads; purity precedes or coincides with accuracy.",
+    ),
+    12: ("Number needs both kinds", "Number needs positional and symbolic heads, letter only symbolic ones."),
+    13: ("Hops are learned in order", "Hops are learned in order for number, together for letter."),
+    14: ("Three functions of heads", "Heads implement Index, Retrieval and Reflexive; Reflexive is symbolic."),
+    15: ("One layer is sufficient", "One RoPE layer realises Index and Retrieval; discrepancy bounds."),
 }
-"""Claims of arXiv 2605.31558 about trained small models."""
+"""Claims of arXiv 2605.31558 about trained small models: title and statement by number."""
 
 
-@claim(17, "frequencies", source=URRUTIA, change="other bands, scores of planes weighted by their logits", rotary=True)
+@claim(
+    17,
+    "frequencies",
+    title="Slow planes are symbolic",
+    source=URRUTIA,
+    change="other bands, scores of planes weighted by their logits",
+    rotary=True,
+)
 def frequency_roles(evidence: Evidence) -> Iterator[Item]:
     """Slow frequencies are symbolic, fast ones positional; masking them moves heads accordingly."""
     run = evidence.run("frequencies")
@@ -64,7 +74,11 @@ def frequency_roles(evidence: Evidence) -> Iterator[Item]:
 
 
 @claim(
-    18, "heads", source=URRUTIA, change="another temperature or block size of swaps, frequency IDs with linear weights"
+    18,
+    "heads",
+    title="Scores are anticorrelated",
+    source=URRUTIA,
+    change="another temperature or block size of swaps, frequency IDs with linear weights",
 )
 def anticorrelation(evidence: Evidence) -> Iterator[Item]:
     """s_pos and s_sym are anticorrelated over heads, and both correlate with the mean frequency."""
@@ -99,6 +113,7 @@ def anticorrelation(evidence: Evidence) -> Iterator[Item]:
 @claim(
     20,
     "frequencies",
+    title="One band of high norm",
     source="ICLR 2026, PR1PPxvG9Q",
     change="another trained length than the stated one, longer texts, the band of each layer instead of their mean",
     rotary=True,
@@ -130,7 +145,14 @@ def unrotated_planes(evidence: Evidence) -> Iterator[Item]:
     yield "The predicted index follows from the trained length of the configuration."
 
 
-@claim(22, "heads", "random tokens", source="arXiv 2601.08297", change="another threshold of a slash, longer texts")
+@claim(
+    22,
+    "heads",
+    "random tokens",
+    title="Slash heads ignore tokens",
+    source="arXiv 2601.08297",
+    change="another threshold of a slash, longer texts",
+)
 def random_tokens(evidence: Evidence) -> Iterator[Item]:
     """Slash-dominant heads are the same on random tokens."""
     text = evidence.run("heads")
@@ -164,6 +186,7 @@ def random_tokens(evidence: Evidence) -> Iterator[Item]:
 @claim(
     23,
     "massive",
+    title="Massive values aid context",
     source="arXiv 2502.01563",
     change="facts of other kinds (wherewhat choices), other retrieval than copying, values replaced in single layers",
     rotary=True,
@@ -213,6 +236,7 @@ def massive_values(evidence: Evidence) -> Iterator[Item]:
 @claim(
     24,
     "heads",
+    title="Retrieval is symbolic",
     source="arXiv 2410.10819 and 2511.11579",
     change="an intervention instead of attention scores: wherewhat plan --compare symbolic --compare random",
 )
@@ -283,7 +307,7 @@ CLAIMS = (
     massive_values,
     retrieval_heads,
     *(
-        Claim(number, statement, "arXiv 2605.31558", reason="about trained small models: see wherewhat multihop")
-        for number, statement in _LABORATORY.items()
+        Claim(number, title, statement, "arXiv 2605.31558", reason="about trained small models: see wherewhat multihop")
+        for number, (title, statement) in _LABORATORY.items()
     ),
 )

@@ -12,7 +12,13 @@ from wherewhat.rules.rule import Item, Number, Statement, at_least, at_most
 from wherewhat.runs.results import StoredRun
 
 
-@claim(1, "axes", source=HAN, change="another threshold than 0.9, longer texts (a longer text has a lower noise floor)")
+@claim(
+    1,
+    "axes",
+    title="Logits are additive",
+    source=HAN,
+    change="another threshold than 0.9, longer texts (a longer text has a lower noise floor)",
+)
 def additive(evidence: Evidence) -> Iterator[Item]:
     """Logits are close to a sum of a distance, a query and a key term (correlation 0.959)."""
     run, random, shuffled = evidence.run("axes"), evidence.find("axes", "random"), evidence.find("axes", "shuffled")
@@ -45,7 +51,13 @@ def additive(evidence: Evidence) -> Iterator[Item]:
 
 
 @claim(
-    2, "distance", "axes", source=HAN, change="another grid of dummy distances, distances beyond the text", rotary=True
+    2,
+    "distance",
+    "axes",
+    title="Two terms are enough",
+    source=HAN,
+    change="another grid of dummy distances, distances beyond the text",
+    rotary=True,
 )
 def two_terms(evidence: Evidence) -> Iterator[Item]:
     """The two terms f(q, d) + g(q, k) fit as well as three axes."""
@@ -63,7 +75,14 @@ def two_terms(evidence: Evidence) -> Iterator[Item]:
     yield "The two fits use different distances: dummy ones on a grid, and those of the text."
 
 
-@claim(3, "distance", source=HAN, change="distances beyond the text, another control than random phases", rotary=True)
+@claim(
+    3,
+    "distance",
+    title="Keys stay, distances move",
+    source=HAN,
+    change="distances beyond the text, another control than random phases",
+    rotary=True,
+)
 def dummy_distance(evidence: Evidence) -> Iterator[Item]:
     """At dummy distances the key component stays and the distance component moves."""
     run = evidence.run("distance")
@@ -80,7 +99,14 @@ def dummy_distance(evidence: Evidence) -> Iterator[Item]:
     yield Statement(statement, moves, condition="only the distance component is meant")
 
 
-@claim(4, "planes", source=HAN, change="a tighter bound, longer texts (more planes turn)", rotary=True)
+@claim(
+    4,
+    "planes",
+    title="Phases explain additivity",
+    source=HAN,
+    change="a tighter bound, longer texts (more planes turn)",
+    rotary=True,
+)
 def plane_patterns(evidence: Evidence) -> Iterator[Item]:
     """Queries and keys have magnitude and phase patterns in RoPE planes that make logits additive, with a bound."""
     run, random = evidence.run("planes"), evidence.find("planes", "random")
@@ -100,7 +126,13 @@ def plane_patterns(evidence: Evidence) -> Iterator[Item]:
 
 
 @claim(
-    5, "axes", source=HAN, change="other seeds of the random model (--seed), another measure than r", also=("planes",)
+    5,
+    "axes",
+    title="Not in untrained models",
+    source=HAN,
+    change="other seeds of the random model (--seed), another measure than r",
+    also=("planes",),
+    drawn=True,
 )
 def untrained(evidence: Evidence) -> Iterator[Item]:
     """Randomly initialised models do not show it."""
@@ -122,7 +154,14 @@ def untrained(evidence: Evidence) -> Iterator[Item]:
     yield note
 
 
-@claim(6, "axes", source=HAN, change="nothing about the model: it is a property of the rotation", rotary=True)
+@claim(
+    6,
+    "axes",
+    title="RoPE can be non-additive",
+    source=HAN,
+    change="nothing about the model: it is a property of the rotation",
+    rotary=True,
+)
 def non_additive(evidence: Evidence) -> Iterator[Item]:
     """RoPE could express non-additive logits."""
     run = evidence.run("axes")
@@ -137,6 +176,7 @@ def non_additive(evidence: Evidence) -> Iterator[Item]:
     21,
     "residual",
     "axes",
+    title="RoPE entangles what/where",
     source="arXiv 2509.10534",
     change="the measure: share of variance or loss; additive logits fitted without later tokens",
     rotary=True,
