@@ -24,7 +24,7 @@ def test_claims_are_judged_and_shown_in_a_report(cli, model, text, tmp_path):
     assert outcome.out.rstrip().splitlines()[-2:] == [str(path), str(path.with_suffix(".html"))]
     assert "RoPE could express non-additive logits." in path.with_suffix(".html").read_text("utf-8")
     found = json.loads(path.read_text("utf-8"))
-    assert [claim["number"] for claim in found["claims"]] == list(range(1, 25))
+    assert [claim["number"] for claim in found["claims"]] == list(range(1, 26))
     reported = cli("report", *options)
     assert reported.code == 0, reported.err
     page = next((tmp_path / "runs").glob("report-*.html")).read_text("utf-8")
@@ -90,7 +90,7 @@ def test_a_terminal_narrower_than_a_line():
 
 def test_titles_are_short_and_differ():
     titles = [claim.title for claim in CLAIMS]
-    assert len(set(titles)) == 24
+    assert len(set(titles)) == 25
     assert max(map(len, titles)) <= LONGEST_TITLE
 
 
@@ -112,7 +112,7 @@ def test_stored_results_side_by_side(cli, tmp_path):
 
 def test_wrong_input_is_one_line(cli, model):
     for arguments, message in (
-        (("--claim", 30), "there is no claim 30: choose from 1 to 24"),
+        (("--claim", 30), "there is no claim 30: choose from 1 to 25"),
         (("--prompts", 0), "--prompts is 0: at least 1 is needed"),
         (("--controls", 0), "--controls is 0: at least 1 is needed"),
         (("--tokens", 1), "--tokens is 1: attention needs at least 2 tokens"),

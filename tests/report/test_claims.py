@@ -108,7 +108,7 @@ def test_contrast_of_two_proportions():
 
 
 def test_every_claim_is_judged_or_has_a_reason():
-    assert list(KNOWN) == list(range(1, 25))
+    assert list(KNOWN) == list(range(1, 26))
     known = _runs(24, CAPACITY)
     for claim in CLAIMS:
         assert claim.statement.endswith((".", ")."))
@@ -151,6 +151,8 @@ MASSIVE |= {"planted_lost_massive": 0.6, "planted_lost_massive_random": 0.1, "pl
 MASSIVE |= {"facts_lost_massive": 0.1, "facts_lost_massive_random": 0.1}
 NONE_MASSIVE = {name: value for name, value in MASSIVE.items() if name != "massive_slow"} | {"massive_heads": 0.0}
 NONE_MASSIVE |= {f"{name}_lost_massive{end}": 0.0 for name in ("planted", "facts") for end in ("", "_random")}
+SLOW = {"planted": 3.0, "planted_lost_masked": 0.8, "planted_lost_masked_random": 0.02}
+SLOW |= {"planted_lost_masked_others": 0.02, "planted_lost_unrotated": 0.01}
 ANSWERS = {
     "accuracy_letters_4": (near(0.9), 0.1),
     "accuracy_letters_16": (near(0.8), 0.1),
@@ -321,6 +323,15 @@ RULES = (
         evidence(heads=FakeRun({}, RETRIEVAL | {"s_sym": [0.1] * 40})),
         "holds if retrieval heads are those with most attention to the next token, and scores are without the sink",
     ),
+    (25, evidence(retrieval=FakeRun(SLOW)), "holds"),
+    (
+        25,
+        evidence(retrieval=FakeRun(SLOW | {"planted_lost_masked_random": 0.5})),
+        "holds if only the slowest planes of retrieval heads are meant and the comparison with those of other heads is "
+        "meant",
+    ),
+    (25, evidence(retrieval=FakeRun(SLOW | {"planted_lost_masked": 0.02})), "does not hold"),
+    (25, evidence(retrieval=FakeRun({"planted": 0.01})), "cannot be told"),
     (11, evidence(), "not judged: about trained small models: see wherewhat multihop"),
     (8, evidence(axes=FakeRun()), "not judged: positions was not measured"),
 )
@@ -448,7 +459,7 @@ def test_runs_are_those_of_a_report(speller, tmp_path):
 
 
 def test_wrong_requests_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="there is no claim 25: choose from 1 to 24"):
+    with pytest.raises(ConfigError, match="there is no claim 25: choose from 1 to 25"):
         judge_claims("smollm2", claims=(1, 25), out=tmp_path)
     with pytest.raises(ConfigError, match="--prompts is 0: at least 1 is needed"):
         judge_claims("smollm2", prompts=0, out=tmp_path)

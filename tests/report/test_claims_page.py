@@ -70,7 +70,7 @@ def test_results_of_earlier_versions_are_shown():
 def test_all_stored_results_side_by_side():
     page = claims_page([Judgement.load(path) for path in sorted(STUDIES.glob("*.json"))])
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
-    assert [card["number"] for card in data["cards"]] == list(range(1, 25))
+    assert [card["number"] for card in data["cards"]] == list(range(1, 26))
     assert len(data["models"]) == len(list(STUDIES.glob("*.json")))
 
 
@@ -82,7 +82,7 @@ def test_the_page_in_a_browser(browser, shots, tmp_path):
     stored = [Judgement.load(STUDIES / f"{name}.json") for name in ("smollm2", "stories15m", "multihop")]
     path = write_claims_page([hostile(), *stored], tmp_path / "page.html", runs=[tmp_path])
     with opening(browser, path) as page:
-        assert page.locator("#verdicts tbody tr").count() == 24
+        assert page.locator("#verdicts tbody tr").count() == 25
         assert LINK in page.text_content("h1")
         assert "cannot be told" in page.text_content("#verdicts")
         card = page.locator("#claim-1")

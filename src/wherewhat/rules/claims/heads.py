@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from statistics import mode
 
-from wherewhat.measures.statistics import interval, wilson
+from wherewhat.measures.statistics import in_words, interval, wilson
 from wherewhat.measures.swaps import LABELS
 from wherewhat.rules.claims.claim import CLEAR, COSTLY, FEWEST_HEADS, MOST, URRUTIA, Claim, Evidence, claim
 from wherewhat.rules.numbers import control_mean, head_labels, head_means, mean, over_documents
@@ -16,6 +16,8 @@ from wherewhat.scores import SHARE
 
 SLASH = 0.1
 """Smallest mean attention at one distance of a slash-dominant head."""
+LITTLE = 0.1
+"""Share of a gain whose loss counts as harmless."""
 TOP = 0.1
 """Share of all heads that are called retrieval heads."""
 
@@ -269,6 +271,42 @@ def retrieval_heads(evidence: Evidence) -> Iterator[Item]:
     )
 
 
+@claim(
+    25,
+    "retrieval",
+    title="Retrieval heads need slow planes",
+    source="arXiv 2606.21249",
+    change="longer texts, in which slow planes rotate further; other shares of planes and heads; answers in words",
+    rotary=True,
+)
+def slow_planes(evidence: Evidence) -> Iterator[Item]:
+    """Without the slowest planes of its retrieval heads a model no longer retrieves; without other planes it does."""
+    run, masked = evidence.run("retrieval"), "planted_lost_masked"
+    for lost, how in ((masked, "masked"), ("planted_lost_unrotated", "un-rotated")):
+        for control, title in (("random", "random planes"), ("others", "other heads")):
+            what = f"lost share of the gain from planted runs, slowest planes of retrieval heads {how}"
+            yield Number(what, mean(run, lost), control_mean(run, f"{lost}_{control}"), title)
+    half = at_least(mean(run, masked), 0.5)
+    yield Statement(
+        f"without the slowest quarter of the planes of retrieval heads, {half} of the gain from planted runs is lost",
+        half,
+        condition="only the slowest planes of retrieval heads are meant",
+    )
+    for control, title in (("random", "random other planes of these heads"), ("others", "those of other heads")):
+        few, more = at_most(mean(run, f"{masked}_{control}"), LITTLE), mean(run, masked, less=f"{masked}_{control}")
+        clear = at_least(more, CLEAR)
+        condition = f"the comparison with {title} is meant"
+        yield Statement(f"without {title} it is {few}, and {clear} less", few, clear, condition=condition)
+    rotation = mean(run, "planted_lost_unrotated")
+    if rotation.n:
+        yield (
+            f"With the same planes un-rotated instead, {in_words(rotation)} is lost: masking also removes what they "
+            "know about content."
+        )
+    gain = mean(run, "planted")
+    yield f"The unchanged model gains {gain.mean:.2f} nats from planted runs."
+
+
 def _agreement(run: StoredRun, places: Sequence[tuple[int, int]], metric: str) -> float:
     """Return the share of heads with the same value on two documents, over all pairs; 1 for a single document."""
     heads = run.head_documents(metric)
@@ -306,6 +344,7 @@ CLAIMS = (
     random_tokens,
     massive_values,
     retrieval_heads,
+    slow_planes,
     *(
         Claim(number, title, statement, "arXiv 2605.31558", reason="about trained small models: see wherewhat multihop")
         for number, (title, statement) in _LABORATORY.items()
