@@ -459,8 +459,8 @@ def test_runs_are_those_of_a_report(speller, tmp_path):
 
 
 def test_wrong_requests_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="there is no claim 25: choose from 1 to 25"):
-        judge_claims("smollm2", claims=(1, 25), out=tmp_path)
+    with pytest.raises(ConfigError, match="there is no claim 26: choose from 1 to 25"):
+        judge_claims("smollm2", claims=(1, 26), out=tmp_path)
     with pytest.raises(ConfigError, match="--prompts is 0: at least 1 is needed"):
         judge_claims("smollm2", prompts=0, out=tmp_path)
     (tmp_path / "other.json").write_text("{}")
