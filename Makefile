@@ -42,7 +42,7 @@ test-all: test  ## also every model type, trained models, documentation, fuzzing
 
 test-cpus: $(TOOLS)  ## the numerical tests under other instruction sets and numbers of threads, tolerances halved
 	env $(PLAIN) $(PYTEST) --tighten 2 $(NUMERICAL)
-	env $(AVX2) $(SLEEPING) $(PYTEST) --tighten 2 $(NUMERICAL)
+	env $(AVX2) $(SLEEPING) $(PYTEST) --tighten 2 -m "not slow" $(NUMERICAL)
 	env $(THREADS) $(SLEEPING) $(PYTEST) --tighten 2 -m "not slow" $(NUMERICAL)
 
 real: $(TOOLS)  ## check, axes, heads, planes, frequencies, residual and report of real models; or MODELS="a b"
