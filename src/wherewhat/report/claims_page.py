@@ -49,7 +49,9 @@ def claims_page(results: Sequence[Mapping[str, Any]], *, link: Link = lambda nam
     )
 
 
-def write_claims_page(judgements: Sequence[Judgement], path: str | os.PathLike[str], *, runs: Sequence[Path]) -> Path:
+def write_claims_page(
+    results: Sequence[Mapping[str, Any]], path: str | os.PathLike[str], *, runs: Sequence[Path]
+) -> Path:
     """Write the page of judged claims, with links to the run directories in some folders, and return its path."""
     path = output_file(path, name="the page")
 
