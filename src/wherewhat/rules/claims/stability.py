@@ -127,7 +127,8 @@ def draws(groups: Sequence[Sequence[str]], controls: int, *, seed: int, resample
     drawn: Counter[tuple[Counts, int]] = Counter()
     for _ in range(resamples):
         counts = Counter(name for group in groups for name in generator.choices(group, k=len(group)))
-        drawn[tuple(sorted(counts.items())), *generator.choices(range(controls))] += 1
+        (control,) = generator.choices(range(controls))
+        drawn[tuple(sorted(counts.items())), control] += 1
     return drawn
 
 
