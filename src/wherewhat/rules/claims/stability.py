@@ -143,7 +143,7 @@ def _stability(
 ) -> dict[int, Stability]:
     """Return how often the verdicts on claims that read the same runs change."""
     groups = strata(runs)
-    fewest = min(len(run.documents) for run in runs)
+    fewest = min((len(run.documents) for run in runs), default=0)
     over = _units(runs)
     if fewest < LEAST_DOCUMENTS:
         reason = f"{counted(fewest, 'document')}, and at least {LEAST_DOCUMENTS} are needed"
