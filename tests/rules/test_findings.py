@@ -103,8 +103,8 @@ def other_runs(measurement, values, *, control=None):
     """Runs with a measurement whose summaries are given by weights: metric, mean, low and high."""
     runs = {}
     for weights, (name, *bounds) in values.items():
-        found = [MetricSummary(Metric(name, name, ""), Interval(*bounds, 50), {}, control)]
-        runs[weights] = SimpleNamespace(measurement=SimpleNamespace(name=measurement), summaries=found)
+        found = {name: MetricSummary(Metric(name, name, ""), Interval(*bounds, 50), {}, control)}
+        runs[weights] = SimpleNamespace(measurement=SimpleNamespace(name=measurement), summary=found.get)
     first = (Request("axes"), SimpleNamespace())
     return Runs([first], others=[OtherRun(runs, 0, None)])
 
@@ -140,7 +140,7 @@ def split_run(estimate, without, *, names="abcd"):
     about = around(estimate, float(jackknife_error(torch.tensor(without))), len(without))
     return SimpleNamespace(
         measurement=SimpleNamespace(name="split"),
-        summaries=[MetricSummary(Metric("k_position", "", ""), about, {}, None)],
+        summary={"k_position": MetricSummary(Metric("k_position", "", ""), about, {}, None)}.get,
         without_each=lambda metric: dict(zip(names, without, strict=True)),
     )
 
