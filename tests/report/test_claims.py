@@ -380,6 +380,17 @@ def test_model_in_memory(tmp_path, monkeypatch):
     assert judge_claims(model, claims=numbers, texts=texts(), out=tmp_path) == made
 
 
+def test_several_control_models_are_drawn(tmp_path):
+    made = judge_claims(tiny("llama"), claims=(5,), texts=texts(), controls=2, out=tmp_path)
+    measured = [(run["measurement"], run["weights"]) for run in made.data["runs"]]
+    assert measured.count(("axes", "random")) == measured.count(("planes", "random")) == 2
+    stability = made[5]["stability"]
+    assert stability["over"] == "3 documents and 2 random control models"
+    assert math.isclose(sum(stability["verdicts"].values()), 1.0)
+    one = judge_claims(tiny("llama"), claims=(5,), texts=texts(), out=tmp_path)
+    assert one[5]["numbers"] == made[5]["numbers"]  # those of the first control model
+
+
 @pytest.mark.slow
 def test_massive_values(tmp_path):
     torch.manual_seed(0)

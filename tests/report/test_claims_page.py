@@ -33,8 +33,7 @@ def hostile(name=LINK, *, verdict="holds if", share=0.25):
         "change": HOSTILE,
         "runs": ["javascript:alert(3)", RUN],
     }
-    data = {"wherewhat_claims": 1, "model": name, "weights": "trained", "claims": [claim], "command": HOSTILE}
-    return Judgement(data)
+    return {"wherewhat_claims": 1, "model": name, "weights": "trained", "claims": [claim], "command": HOSTILE}
 
 
 def test_a_picture_has_the_interval_and_the_threshold_in_order():
@@ -54,21 +53,20 @@ def test_texts_are_in_the_data_only(tmp_path):
     (tmp_path / RUN).mkdir()
     path = write_claims_page([hostile()], tmp_path / "page.html", runs=[tmp_path])
     page = path.read_text("utf-8")
-    for text in ("<script>alert", "<img", "<b>title", '<a href="https', "{{DATA}}"):
+    for text in ("<script>alert", "<img", "<b>title", '<a href="https'):
         assert text not in page
-    runs = claims_data(hostile().data)["claims"][0]["runs"]
+    runs = claims_data(hostile())["claims"][0]["runs"]
     assert [run["address"] for run in runs] == [None, None]
     assert f'"{RUN}/"' in page
 
 
 def test_results_of_earlier_versions_are_shown():
-    judgement = Judgement.load(STUDIES / "multihop.json")
-    page = claims_page([judgement])
+    page = claims_page([Judgement.load(STUDIES / "multihop.json").data])
     assert "Learning makes heads pure" in page
 
 
 def test_all_stored_results_side_by_side():
-    page = claims_page([Judgement.load(path) for path in sorted(STUDIES.glob("*.json"))])
+    page = claims_page([Judgement.load(path).data for path in sorted(STUDIES.glob("*.json"))])
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     assert [card["number"] for card in data["cards"]] == list(range(1, 26))
     assert len(data["models"]) == len(list(STUDIES.glob("*.json")))
@@ -79,7 +77,7 @@ def test_all_stored_results_side_by_side():
 def test_the_page_in_a_browser(browser, shots, tmp_path):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     (tmp_path / RUN).mkdir()
-    stored = [Judgement.load(STUDIES / f"{name}.json") for name in ("smollm2", "stories15m", "multihop")]
+    stored = [Judgement.load(STUDIES / f"{name}.json").data for name in ("smollm2", "stories15m", "multihop")]
     path = write_claims_page([hostile(), *stored], tmp_path / "page.html", runs=[tmp_path])
     with opening(browser, path) as page:
         assert page.locator("#verdicts tbody tr").count() == 25

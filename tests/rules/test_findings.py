@@ -103,8 +103,8 @@ def other_runs(measurement, values, *, control=None):
     """Runs with a measurement whose summaries are given by weights: metric, mean, low and high."""
     runs = {}
     for weights, (name, *bounds) in values.items():
-        found = [MetricSummary(Metric(name, name, ""), Interval(*bounds, 50), {}, control)]
-        runs[weights] = SimpleNamespace(measurement=SimpleNamespace(name=measurement), summaries=found)
+        found = {name: MetricSummary(Metric(name, name, ""), Interval(*bounds, 50), {}, control)}
+        runs[weights] = SimpleNamespace(measurement=SimpleNamespace(name=measurement), summary=found.get)
     first = (Request("axes"), SimpleNamespace())
     return Runs([first], others=[OtherRun(runs, 0, None)])
 
@@ -140,7 +140,7 @@ def split_run(estimate, without, *, names="abcd"):
     about = around(estimate, float(jackknife_error(torch.tensor(without))), len(without))
     return SimpleNamespace(
         measurement=SimpleNamespace(name="split"),
-        summaries=[MetricSummary(Metric("k_position", "", ""), about, {}, None)],
+        summary={"k_position": MetricSummary(Metric("k_position", "", ""), about, {}, None)}.get,
         without_each=lambda metric: dict(zip(names, without, strict=True)),
     )
 
@@ -150,11 +150,11 @@ def test_shares_of_position_are_compared_document_by_document():
     shared = (-0.03, 0.03, 0.01, -0.01)
     trained = split_run(0.3, [0.3 + x for x in shared])
     untrained = split_run(0.2, [0.2 + 0.9 * x for x in shared])
-    (own, other), half = (run.summaries[0].overall for run in (trained, untrained)), trained.summaries[0].overall.reach
+    own, other = (run.summary("k_position").overall for run in (trained, untrained))
     assert own.low < other.mean
     assert other.high > own.mean
     change = jackknife_difference(trained, "k_position", untrained)
-    assert (change.mean, change.reach, change.n) == (pytest.approx(0.1), pytest.approx(0.1 * half), 4)
+    assert (change.mean, change.reach, change.n) == (pytest.approx(0.1), pytest.approx(0.1 * own.reach), 4)
 
     def finding(*runs):
         both = dict(zip(WEIGHTS, runs, strict=False))

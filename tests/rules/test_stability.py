@@ -11,7 +11,15 @@ from statistics import fmean, stdev
 import pytest
 
 from helpers.runs import finished
-from wherewhat.rules.claims.claim import Claim, Evidence, claim, stability_words, verdict_json, verdict_words
+from wherewhat.rules.claims.claim import (
+    Claim,
+    Evidence,
+    claim,
+    deciding_words,
+    stability_words,
+    verdict_json,
+    verdict_words,
+)
 from wherewhat.rules.claims.stability import MOST_CHANGED, draws, judge_stably, strata
 from wherewhat.rules.numbers import mean
 from wherewhat.rules.rule import Statement, at_least
@@ -134,3 +142,27 @@ def test_each_run_keeps_its_number_of_documents(tmp_path):
 def test_titles_are_short():
     with pytest.raises(ValueError, match="give 1 to 40 characters"):
         Claim(1, "x" * 41, "statement", "source")
+
+
+def bound(mean, threshold, outcome):
+    return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": 4, "side": "at least"} | {
+        "threshold": threshold,
+        "outcome": outcome,
+    }
+
+
+def test_two_numbers_decide_a_verdict():
+    holds, clearly = bound(0.7, 0.5, True), bound(0.9, 0.5, True)
+    fails, far = bound(0.3, 0.5, False), bound(0.1, 0.5, False)
+    unsure, near = bound(0.58, 0.5, None), bound(0.52, 0.5, None)
+
+    def words(*bounds, numbers=()):
+        return deciding_words({"parts": [{"bounds": [one]} for one in bounds], "numbers": list(numbers)})
+
+    assert words(clearly, holds) == "0.70 (≥ 0.5)"  # all hold: the one nearest to its threshold
+    assert words(holds, fails, far) == "0.10 (≥ 0.5)"  # the clearest contradiction
+    assert words(holds, unsure, near) == "0.52 (≥ 0.5)"  # the least certain one
+    assert words({**holds, "mean": None}) == ""
+    number = {"mean": 0.123, "low": None, "high": None, "n": 1, "control": 0.25}
+    assert words(numbers=[number]) == "0.12 (vs 0.25)"
+    assert stability_words({}) == "not resampled: the result is of a version without resampling"

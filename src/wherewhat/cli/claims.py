@@ -89,11 +89,11 @@ def claims(
         raise ConfigError(f"--file is {file}, for {len(models)} models: leave it out, or give a single model")
     if file is not None and file.suffix == ".html":
         raise ConfigError(f"--file is {file}, but holds JSON: name it .json, the page is written beside it")
-    console, judged, paths, folders = Console(), [], [], [out]
+    console, results, paths, folders = Console(), [], [], [out]
     for model in models:
         if model.endswith(".json"):
             stored = user_path(model, name="MODEL")
-            judged.append(Judgement.load(stored).only(tuple(claim or ())))
+            results.append(Judgement.load(stored).only(tuple(claim or ())).data)
             folders.append(stored.parent)
             continue
         request = ModelRequest(model=model, **fields)
@@ -111,18 +111,17 @@ def claims(
         )
         weights = "" if request.weights == "trained" else f"-{request.weights}"
         paths.append(judgement.save(file or out / f"claims-{judgement.data['model']}{weights}.json"))
-        judged.append(judgement)
-    for judgement in judged:
-        data = judgement.data
+        results.append(judgement.data)
+    for data in results:
         on = f" on {counted(len(data['documents']), 'document')}" if "documents" in data else ""
         print_claims(console, data["claims"], title=f"{data['model']} ({data['weights']}): claims judged{on}")
         if claim or details:
             print_details(console, data["claims"])
     for path in paths:
         print_line(console, path)
-    names = "-".join(str(judgement.data["model"]) for judgement in judged)[:_LONGEST_NAME]
+    names = "-".join(str(data["model"]) for data in results)[:_LONGEST_NAME]
     page = paths[0].with_suffix(".html") if len(models) == len(paths) == 1 else out / f"claims-{names}.html"
-    print_line(console, write_claims_page(judged, page, runs=folders))
+    print_line(console, write_claims_page(results, page, runs=folders))
 
 
 _LONGEST_NAME = 100

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from wherewhat.boundary import output_file
@@ -16,9 +16,6 @@ from wherewhat.report.page import asset, whole_page, write_page
 from wherewhat.rules.claims.claim import SIGNS, number_words, percent, stability_words, verdict_words
 from wherewhat.rules.claims.registry import title_of
 
-if TYPE_CHECKING:
-    from wherewhat.report.judgement import Judgement
-
 Link = Callable[[str], str | None]
 """Returns the address of a run directory by its name; None if there is none."""
 
@@ -26,12 +23,16 @@ _MARGIN = 0.08
 """Share of a picture's width on each side of the interval and its threshold."""
 
 
-def claims_page(judgements: Sequence[Judgement], *, link: Link = lambda name: None) -> str:
+def claims_page(results: Sequence[Mapping[str, Any]], *, link: Link = lambda name: None) -> str:
     """Return the page of judged claims: verdicts of all models in a table, and a card for each claim.
 
     Names of models and all other texts are in the data only; the script inserts them as text.
+
+    Args:
+        results: The content of the file of each model.
+        link: Address of a run directory by its name.
     """
-    models = [claims_data(judgement.data, link=link) for judgement in judgements]
+    models = [claims_data(result, link=link) for result in results]
     cards: dict[int, dict[str, Any]] = {}
     for index, model in enumerate(models):
         for claim in model.pop("claims"):
@@ -48,7 +49,9 @@ def claims_page(judgements: Sequence[Judgement], *, link: Link = lambda name: No
     )
 
 
-def write_claims_page(judgements: Sequence[Judgement], path: str | os.PathLike[str], *, runs: Sequence[Path]) -> Path:
+def write_claims_page(
+    results: Sequence[Mapping[str, Any]], path: str | os.PathLike[str], *, runs: Sequence[Path]
+) -> Path:
     """Write the page of judged claims, with links to the run directories in some folders, and return its path."""
     path = output_file(path, name="the page")
 
@@ -57,7 +60,7 @@ def write_claims_page(judgements: Sequence[Judgement], path: str | os.PathLike[s
         found = next((folder for folder in folders if folder.is_dir()), None)
         return None if found is None else quote(os.path.relpath(found, path.parent), safe="/") + "/"
 
-    return write_page(path, claims_page(judgements, link=link))
+    return write_page(path, claims_page(results, link=link))
 
 
 def claims_data(data: Mapping[str, Any], *, link: Link = lambda name: None) -> dict[str, Any]:
@@ -115,7 +118,7 @@ def _bound(bound: Mapping[str, Any]) -> dict[str, Any]:
     """Return a bound in words, and its places in a picture as shares of the width."""
     low, high = (bound["mean"] if bound[name] is None else bound[name] for name in ("low", "high"))
     threshold = float(bound["threshold"])
-    least, most = min(low, threshold), max(high, threshold)
+    least, most = min(float(low), threshold), max(float(high), threshold)
     width = most - least if most > least and math.isfinite(most - least) else 1.0
 
     def place(value: float) -> float:

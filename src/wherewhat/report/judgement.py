@@ -204,11 +204,14 @@ def judge_claims(
         )
         scheduled += _other_draws(scheduled, requests, chosen, controls)
         runs = measure(scheduled, out=out, pace=pace, work=work, models=models, tolerated=_TOLERATED, again=again)
-    reasons |= {name: why for name, request in requests.items() for refused, why in runs.missing if refused == request}
-    evidence = Evidence(runs, requests, reasons, seen.capacity.planes)
-    drawn = [evidence.find("axes", "random", draw=draw) for draw in range(controls)]
-    evidence = replace(evidence, controls=max(1, len(drawn) - drawn.count(None)))
-    verdicts = [verdict_json(verdict) for verdict in judge_stably(chosen, evidence, seed=model.seed)]
+        reasons |= {
+            name: why for name, request in requests.items() for refused, why in runs.missing if refused == request
+        }
+        evidence = Evidence(runs, requests, reasons, seen.capacity.planes)
+        drawn = [evidence.find("axes", "random", draw=draw) for draw in range(controls)]
+        evidence = replace(evidence, controls=max(1, len(drawn) - drawn.count(None)))
+        work.begin("judging the claims on resampled documents")
+        verdicts = [verdict_json(verdict) for verdict in judge_stably(chosen, evidence, seed=model.seed)]
     command = _command(
         model, inputs, claims=claims, documents=documents, tokens=tokens, prompts=prompts, controls=controls
     )

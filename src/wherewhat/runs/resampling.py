@@ -68,9 +68,14 @@ class _ResampledNumbers(Mapping[str, Numbers]):
         values = replace(numbers.where(rows), documents=[*drawn, None], document=np.repeat(copy, sizes))
         if ends[-2] == ends[-1] or metric not in self._together:
             return values
-        more = replace(self._together[metric], document=np.full(len(self._together[metric].value), len(drawn)))
-        columns = ("document", "layer", "head", "value")
-        return replace(values, **{name: np.concatenate([getattr(x, name) for x in (values, more)]) for name in columns})
+        more = self._together[metric]
+        return replace(
+            values,
+            document=np.concatenate([values.document, np.full(len(more.value), len(drawn))]),
+            layer=np.concatenate([values.layer, more.layer]),
+            head=np.concatenate([values.head, more.head]),
+            value=np.concatenate([values.value, more.value]),
+        )
 
     @cached_property
     def _together(self) -> Mapping[str, Numbers]:

@@ -1,27 +1,29 @@
 // Cards of judged claims: of the page of claims, and of a report. All texts are inserted as text.
 const OUTCOMES = { true: "yes", false: "no", null: "open" };
 
-function svg(parent, tag, attributes) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+function shape(picture, tag, attributes) {
+  const node = document.createElementNS(picture.namespaceURI, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  parent.append(node);
-  return node;
+  picture.append(node);
 }
 
 // An interval against its threshold; the side that is needed is shaded.
 function intervalPicture(parent, bound) {
   const words = `${bound.words}; needed: ${bound.needed}: ${OUTCOMES[bound.outcome]}`;
   const figure = make(parent, "figure", null, { class: "bound" });
-  const picture = svg(figure, "svg", { role: "img", "aria-label": words, class: `outcome-${OUTCOMES[bound.outcome]}` });
+  const picture = by("interval-picture").content.firstElementChild.cloneNode();
+  picture.setAttribute("aria-label", words);
+  picture.setAttribute("class", `outcome-${OUTCOMES[bound.outcome]}`);
+  figure.append(picture);
   const percent = (value) => `${value}%`;
   if (bound.right !== null) {
     const from = bound.right ? bound.threshold : 0;
-    svg(picture, "rect", { class: "needed", x: percent(from), width: percent(bound.right ? 100 - from : bound.threshold), y: 0, height: "100%" });
+    shape(picture, "rect", { class: "needed", x: percent(from), width: percent(bound.right ? 100 - from : bound.threshold), y: 0, height: "100%" });
   }
-  svg(picture, "line", { class: "axis", x1: 0, x2: "100%", y1: "50%", y2: "50%" });
-  svg(picture, "line", { class: "interval", x1: percent(bound.low), x2: percent(bound.high), y1: "50%", y2: "50%" });
-  svg(picture, "circle", { class: "mean", cx: percent(bound.mean), cy: "50%", r: 5 });
-  svg(picture, "line", { class: "threshold", x1: percent(bound.threshold), x2: percent(bound.threshold), y1: 0, y2: "100%" });
+  shape(picture, "line", { class: "axis", x1: 0, x2: "100%", y1: "50%", y2: "50%" });
+  shape(picture, "line", { class: "interval", x1: percent(bound.low), x2: percent(bound.high), y1: "50%", y2: "50%" });
+  shape(picture, "circle", { class: "mean", cx: percent(bound.mean), cy: "50%", r: 5 });
+  shape(picture, "line", { class: "threshold", x1: percent(bound.threshold), x2: percent(bound.threshold), y1: 0, y2: "100%" });
   make(figure, "figcaption", words, { "aria-hidden": "true" });
 }
 

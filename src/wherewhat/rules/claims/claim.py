@@ -284,7 +284,8 @@ def deciding_bound(claim: Mapping[str, Any]) -> Mapping[str, Any] | None:
     That is the contradicted bound farthest from its threshold, relative to its interval; if none is contradicted, the
     open one nearest to it; and if all hold, the nearest one.
     """
-    bounds = [bound for part in claim["parts"] for bound in part.get("bounds", ()) if bound["mean"] is not None]
+    listed: list[Mapping[str, Any]] = [bound for part in claim["parts"] for bound in part.get("bounds", ())]
+    bounds = [bound for bound in listed if bound["mean"] is not None]
 
     def strength(bound: Mapping[str, Any]) -> float:
         return Bound(stored_interval(bound), bound["side"], bound["threshold"]).strength

@@ -127,7 +127,8 @@ def draws(groups: Sequence[Sequence[str]], controls: int, *, seed: int, resample
     drawn: Counter[tuple[Counts, int]] = Counter()
     for _ in range(resamples):
         counts = Counter(name for group in groups for name in generator.choices(group, k=len(group)))
-        drawn[tuple(sorted(counts.items())), *generator.choices(range(controls))] += 1
+        (control,) = generator.choices(range(controls))
+        drawn[tuple(sorted(counts.items())), control] += 1
     return drawn
 
 
@@ -142,7 +143,7 @@ def _stability(
 ) -> dict[int, Stability]:
     """Return how often the verdicts on claims that read the same runs change."""
     groups = strata(runs)
-    fewest = min(len(run.documents) for run in runs)
+    fewest = min((len(run.documents) for run in runs), default=0)
     over = _units(runs)
     if fewest < LEAST_DOCUMENTS:
         reason = f"{counted(fewest, 'document')}, and at least {LEAST_DOCUMENTS} are needed"
