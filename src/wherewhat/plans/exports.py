@@ -23,7 +23,7 @@ from wherewhat.captures.calls import unobserved
 from wherewhat.captures.chunks import CHUNK_TOLERANCE
 from wherewhat.captures.layer_proofs import last_logits, random_prompt
 from wherewhat.captures.proof import Proof, current_proof
-from wherewhat.errors import ConfigError, MeasureError, one_line
+from wherewhat.errors import ConfigError, MeasureError, as_one_line
 from wherewhat.files import make_folder, readable_json, write_file
 from wherewhat.imports import quiet
 from wherewhat.models.loaded import LoadedModel, describe_dtype, evaluation
@@ -294,8 +294,8 @@ class _Target:
         others = sorted(set(windows.values()) - {plan.window})
         if others and not all(plan.full.get(layer) for layer in plan.layers):
             raise ConfigError(
-                f"{kind} has one window for all layers, and {plan.model} has layers with a window of {others[0]}, not the "
-                f"plan's {plan.window}: make it with --window {others[0]}"
+                f"{kind} has one window for all layers, and {plan.model} has layers with a window of {others[0]}, not "
+                f"of {plan.window} as the plan: make it with --window {others[0]}"
             )
         own = getattr(config, "layer_types", None)
         if windows and own is None:
@@ -395,19 +395,14 @@ def _rebuilt(model: Any, overrides: Mapping[str, Any]) -> Any:
     fields = model.config.to_dict()
     for name, value in overrides.items():
         fields[name] = {**fields[name], **value} if isinstance(value, Mapping) else value
-    try:
-        with quiet():
-            config = type(model.config).from_dict(fields)
-            other = type(model).from_pretrained(
-                None,
-                config=config,
-                state_dict=model.state_dict(),
-                dtype=next(model.parameters()).dtype,
-                attn_implementation=model.config._attn_implementation,
-            )
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        raise MeasureError(
-            f"{type(model).__name__} cannot be built again with layer_types ({one_line(error)}): the export cannot be "
-            "checked"
-        ) from error
+    message = f"{type(model).__name__} cannot be built again with layer_types, so that the export cannot be checked"
+    with as_one_line(MeasureError, message), quiet():
+        config = type(model.config).from_dict(fields)
+        other = type(model).from_pretrained(
+            None,
+            config=config,
+            state_dict=model.state_dict(),
+            dtype=next(model.parameters()).dtype,
+            attn_implementation=model.config._attn_implementation,
+        )
     return other.to(next(model.parameters()).device).eval()
