@@ -175,6 +175,7 @@ class _Target:
     proof: Proof
     plan: Plan
     context: int
+    check: Check | None = None
 
     def export(self, kind: Kind) -> tuple[dict[str, bytes], str]:
         """Return the files of an engine by name, empty for the one that the user named, and how they were checked."""
@@ -190,7 +191,7 @@ class _Target:
 
     def _transformers(self) -> tuple[dict[str, bytes], str]:
         overrides = self._overrides("transformers")
-        check = compare_overrides(self.loaded.model, self.proof, self.plan, overrides)
+        check = self._compare(overrides)
         if check.ignored:
             raise MeasureError(
                 f"{self._type} ignores layer_types in transformers: its logits are those of full attention, "
@@ -200,7 +201,7 @@ class _Target:
 
     def _vllm(self) -> tuple[dict[str, bytes], str]:
         overrides = self._overrides("vllm")
-        check = compare_overrides(self.loaded.model, self.proof, self.plan, overrides)
+        check = self._compare(overrides)
         # vLLM's transformers back end takes layer_types for its own attention, also of models that ignore them.
         seen = (
             f"{self._type} ignores these fields in transformers, not in vLLM" if check.ignored else self._equal(check)
@@ -266,6 +267,12 @@ class _Target:
     @property
     def _type(self) -> str:
         return type(self.loaded.model).__name__
+
+    def _compare(self, overrides: Mapping[str, Any]) -> Check:
+        """Compare the model with the fields of the plan, once for all engines that read them."""
+        if self.check is None:
+            self.check = compare_overrides(self.loaded.model, self.proof, self.plan, overrides)
+        return self.check
 
     def _equal(self, check: Check) -> str:
         return (
