@@ -169,6 +169,8 @@ def test_other_models_and_wrong_names_are_refused(tmp_path):
         export_paths(["vllm"])
     with pytest.raises(ConfigError, match="vllm is given twice"):
         export_paths(["vllm=x", "vllm=y"])
+    with pytest.raises(ConfigError, match="the same path"):
+        export_paths(["vllm=x", "swaa=x"])
     with pytest.raises(StoreError, match="--export vllm"):
         export_paths({"vllm": tmp_path})
     assert not written(tmp_path)

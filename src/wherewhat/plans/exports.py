@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from wherewhat.boundary import MOST_TOKENS, check_at_most, output_file, output_folder, shown, size_in_bytes
+from wherewhat.boundary import MOST_TOKENS, output_file, output_folder, shown, size_in_bytes
 from wherewhat.caches.limited_cache import planned
 from wherewhat.caches.plan import Plan, Unit
 from wherewhat.captures.calls import unobserved
@@ -28,7 +28,7 @@ from wherewhat.files import make_folder, readable_json, write_file
 from wherewhat.imports import quiet
 from wherewhat.models.loaded import LoadedModel, describe_dtype, evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
-from wherewhat.options import checked, nearest
+from wherewhat.options import check_integer, checked, nearest
 from wherewhat.plans.memory import cache_use, default_context, layer_indices
 from wherewhat.progress import Progress, Silent, step
 from wherewhat.runs.directory import collect_versions
@@ -58,7 +58,10 @@ def export_paths(exports: Mapping[str, str | os.PathLike[str]] | Iterable[str]) 
             raise ConfigError(f"--export {word} is given twice: give each kind once")
         named[word] = path
     checks = {kind: output_folder if kind in _FOLDERS else output_file for kind in KINDS}
-    return {kind: checks[kind](named[kind], name=f"--export {kind}") for kind in KINDS if kind in named}
+    paths = {kind: checks[kind](named[kind], name=f"--export {kind}") for kind in KINDS if kind in named}
+    if len(set(paths.values())) < len(paths):
+        raise ConfigError("two kinds of --export have the same path: give each its own")
+    return paths
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -113,7 +116,7 @@ def export_plan(
     """
     paths, progress = export_paths(exports), progress or Silent()
     check_kinds(paths, plan.unit, plan.sinks)
-    check_at_most(MOST_TOKENS, context=context)
+    check_integer("context", context, least=1, most=MOST_TOKENS, optional=True)
     bytes_ = None if memory is None else size_in_bytes(memory, name="memory")
     with step(progress, f"loading {model.model}"):
         loaded = load_model(model, say=progress.say, hashed=False)
@@ -163,8 +166,7 @@ def probe_exports(loaded: LoadedModel, proof: Proof, kinds: Iterable[Kind], *, p
     full = {layer: (0,) * (number % 2) for number, layer in enumerate(plan.layers)}
     target = _Target(loaded, proof, dataclasses.replace(plan, full=full), plan.window)
     for kind in kinds:
-        if kind not in _FOLDERS:
-            target.export(kind)
+        target.export(kind)
 
 
 @dataclass
@@ -361,7 +363,7 @@ def compare_overrides(model: Any, proof: Proof, plan: Plan, overrides: Mapping[s
         starts = [0, *range(tokens - _DECODED, tokens), tokens]
         for start, end in itertools.pairwise(starts):
             cached = {} if cache is None else {"past_key_values": cache}
-            output = other(input_ids=ids[:, start:end], use_cache=True, **cached)
+            output = other(input_ids=ids[:, start:end], use_cache=True, **cached, **last_logits(other, _TAIL))
             cache = output.past_key_values
             parts.append(output.logits)
         decoded = torch.cat(parts, 1)[:, -_TAIL:]
