@@ -8,6 +8,7 @@ import torch
 
 from wherewhat.boundary import size_in_words
 from wherewhat.caches.plan import Plan
+from wherewhat.captures.calls import unobserved
 from wherewhat.captures.layer_proofs import random_prompt
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError
@@ -42,7 +43,7 @@ def cache_use(
         proof: Its proof.
         plan: Its plan.
         context: Number of tokens; by default the trained length.
-        memory: Bytes that weights and caches have to share; by default those of the GPU, if the model is on one.
+        memory: Bytes that weights and caches have to share; by default those of the GPUs, if the model is on some.
 
     Returns:
         JSON values: ``context``, ``dtype``, ``share_of_units``, ``share_of_cache`` (of a text of ``context`` tokens),
@@ -51,13 +52,11 @@ def cache_use(
         ``memory`` in bytes.
     """
     context = default_context(model, plan.window + plan.sinks) if context is None else context
-    with torch.no_grad():
-        cache = model(input_ids=random_prompt(model, 1), use_cache=True).past_key_values
+    with torch.no_grad(), unobserved():
+        cache = getattr(model(input_ids=random_prompt(model, 1), use_cache=True), "past_key_values", None)
     planned = {index: layer for layer, index in layer_indices(model, proof).items() if layer in plan.layers}
     smaller = proof.layout.route == "interface"
-    # Keys of each kind: those that grow with the text, and those of rings and windows.
-    full = kept = 0.0
-    full_bytes = kept_bytes = 0.0
+    full = kept = full_bytes = kept_bytes = 0.0
     for index, stored in enumerate(getattr(cache, "layers", None) or ()):
         tensors = [x for x in (getattr(stored, "keys", None), getattr(stored, "values", None)) if x is not None]
         each = sum(x.nbytes for x in tensors)
@@ -71,9 +70,9 @@ def cache_use(
         kept += each * whole
         kept_bytes += each * (whole * context + (1 - whole) * min(context, plan.window + plan.sinks))
     weights = sum(x.nbytes for x in model.parameters())
-    device = next(model.parameters()).device
-    if memory is None and device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
+    gpus = {x.device for x in model.parameters() if x.device.type == "cuda"}
+    if memory is None and gpus:
+        memory = sum(torch.cuda.get_device_properties(device).total_memory for device in gpus)
 
     def use(per_token: float, total: float) -> dict[str, Any]:
         texts = None if memory is None or not total else max(0, int((memory - weights) // total))
@@ -101,6 +100,8 @@ def _whole_groups(plan: Plan, layer: int) -> float:
 def describe_use(use: dict[str, Any], unit: str) -> str:
     """Return in two sentences or three what :func:`cache_use` found."""
     full, plan = use["full"], use["plan"]
+    if not full["bytes"]:
+        return "The model returned no key-value cache whose bytes can be counted."
     text = (
         f"The cache of a text of {use['context']:,} tokens has {size_in_words(full['bytes'])} in {use['dtype']}, under "
         f"the plan {size_in_words(plan['bytes'])}: {use['share_of_cache']:.0%} of the cache for "
