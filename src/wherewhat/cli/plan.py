@@ -72,7 +72,6 @@ def plan(
     on some documents; the rise of the loss and the retrieval of planted sequences are measured on others. Writes the
     plan as a JSON file, for `wherewhat.planned`, and a picture of costs against the share kept.
     """
-    from wherewhat.caches.plan import Plan
     from wherewhat.plans.exports import export_paths, export_plan
     from wherewhat.plans.memory import describe_use
     from wherewhat.plans.planner import make_plan
@@ -85,7 +84,7 @@ def plan(
     if saved is not None:
         _check_saved(PlanRequest(**fields), text, triattention)
         use = {name: fields[name] for name in ("context", "memory")}
-        cache_plan = export_plan(Plan.load(saved), named, model=model, progress=progress, **use)
+        cache_plan = export_plan(saved, named, model=model, progress=progress, **use)
         path = None if file is None else cache_plan.save(file)
     else:
         cache_plan = make_plan(

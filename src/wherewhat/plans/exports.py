@@ -89,7 +89,7 @@ def check_kinds(kinds: Iterable[Kind], unit: Unit, sinks: int) -> None:
 
 @checked(model=model_request)
 def export_plan(
-    plan: Plan,
+    plan: Plan | str | os.PathLike[str],
     exports: Mapping[str, str | os.PathLike[str]],
     *,
     model: ModelRequest | MemoryModel,
@@ -100,7 +100,7 @@ def export_plan(
     """Write a plan as files of inference engines, each after a check; if one is refused, none is written.
 
     Args:
-        plan: The plan.
+        plan: The plan, or its file.
         exports: Path to write by engine: ``transformers``, ``vllm``, ``tensorrt-llm`` or ``swaa`` (a file),
             ``duoattention`` or ``kvpress`` (a folder).
         model: The plan's model: a name, folder or file, a model in memory, or what :func:`wherewhat.load` returned.
@@ -112,9 +112,10 @@ def export_plan(
         The plan, with what its cache needs in ``provenance["cache"]`` and the checks in ``provenance["exports"]``.
 
     Examples:
-        >>> export_plan(Plan.load("plan.json"), {"vllm": "overrides.json"}, model="my-model")
+        >>> export_plan("plan.json", {"vllm": "overrides.json"}, model="my-model")
     """
     paths, progress = export_paths(exports), progress or Silent()
+    plan = plan if isinstance(plan, Plan) else Plan.load(os.fspath(plan))
     check_kinds(paths, plan.unit, plan.sinks)
     check_integer("context", context, least=1, most=MOST_TOKENS, optional=True)
     bytes_ = None if memory is None else size_in_bytes(memory, name="memory")
@@ -140,7 +141,7 @@ def finish_plan(
     target = _Target(loaded, proof, plan, use["context"])
     written = {kind: (path, *target.export(kind)) for kind, path in paths.items()}
     for kind, (path, files, check) in written.items():
-        described = {
+        described: dict[str, Any] = {
             "export": kind,
             "check": check,
             "model": plan.model,
@@ -235,7 +236,7 @@ class _Target:
         if self._own_windows("swaa"):
             raise ConfigError(f"swaa has one window, and {self.plan.model} has layers with a window of their own")
         indices = layer_indices(self.loaded.model, self.proof)
-        fields = {
+        fields: dict[str, Any] = {
             "sliding_window_size": self.plan.window,
             "keep_first": self.plan.sinks,
             "force_fa_decode": False,
@@ -362,7 +363,7 @@ def compare_overrides(model: Any, proof: Proof, plan: Plan, overrides: Mapping[s
         cache, parts = None, []
         starts = [0, *range(tokens - _DECODED, tokens), tokens]
         for start, end in itertools.pairwise(starts):
-            cached = {} if cache is None else {"past_key_values": cache}
+            cached: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
             output = other(input_ids=ids[:, start:end], use_cache=True, **cached, **last_logits(other, _TAIL))
             cache = output.past_key_values
             parts.append(output.logits)
