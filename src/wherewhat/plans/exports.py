@@ -207,7 +207,9 @@ class _Target:
         check = self._compare(overrides)
         # vLLM's transformers back end takes layer_types for its own attention, also of models that ignore them.
         seen = (
-            f"{self._type} ignores these fields in transformers, not in vLLM" if check.ignored else self._equal(check)
+            f"{self._type} ignores these fields in transformers, not in vLLM's back end of that name"
+            if check.ignored
+            else self._equal(check)
         )
         return {"": readable_json(overrides)}, (
             f"fields of vLLM 0.32, which is not run by this check; {seen}; start vLLM with --model-impl transformers, "
