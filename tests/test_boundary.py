@@ -24,6 +24,7 @@ from wherewhat.boundary import (
     read_json,
     read_user_file,
     shown,
+    size_in_bytes,
     size_in_words,
     user_path,
 )
@@ -57,6 +58,14 @@ def test_messages_are_printable_and_names_in_them_short():
     assert str(ConfigError()) == ""
     words = [size_in_words(count) for count in (0, 1023, 1024, 8 << 40, 1 << 60)]
     assert words == ["0 bytes", "1023 bytes", "1.0 KiB", "8.0 TiB", "1024.0 PiB"]
+
+
+def test_sizes_in_bytes():
+    sizes = {"80GB": 80 * 10**9, " 24 GiB ": 24 << 30, "1.5k": 1500, "7": 7, "2TiB": 2 << 40, "3MB": 3 * 10**6}
+    assert {text: size_in_bytes(text, name="--memory") for text in sizes} == sizes
+    for text in ("", "GB", "-1GB", "80 apples", "0", "1e9", "9" * 40, "1GBB", "nan"):
+        with pytest.raises(ConfigError, match=r"--memory is .*: give a size such as 80GB"):
+            size_in_bytes(text, name="--memory")
 
 
 PATHS = {

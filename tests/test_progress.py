@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from wherewhat import progress
-from wherewhat.progress import Silent, TerminalProgress, Work
+from wherewhat.progress import Silent, TerminalProgress, Work, step
 
 
 class Clock:
@@ -88,6 +88,23 @@ def test_a_log_has_lines_while_work_is_watched_and_never_long_silence(monkeypatc
     first, *others = file.getvalue().splitlines()
     assert first == "a line that is longer than the width of the console"
     assert set(others) == {"still measuring axes: about 40 s left"}
+
+
+def test_a_log_has_lines_about_items_and_steps_that_last(monkeypatch):
+    monkeypatch.setattr(progress, "_REFRESH", 0.01)
+    monkeypatch.setattr(progress, "_SILENCE", 0.0)
+    file = io.StringIO()
+    shown = TerminalProgress(Console(file=file, width=60))
+    for item in shown.track(["a", "b"], lambda name: f"scores of {name}"):
+        while f"still scores of {item}" not in file.getvalue():
+            time.sleep(0.01)
+    with step(shown, "loading"):
+        while "still loading" not in file.getvalue():
+            time.sleep(0.01)
+    written = file.getvalue()
+    shown.say("a line of unwatched work")
+    assert file.getvalue() == written
+    assert list(shown.track([], "nothing")) == []
 
 
 def test_a_terminal_has_one_bar(monkeypatch):

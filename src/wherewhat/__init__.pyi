@@ -25,6 +25,7 @@ from wherewhat.measures.measurement import TextMeasurement as TextMeasurement
 from wherewhat.measures.measurement import register as register
 from wherewhat.models.source import SupportedModel as SupportedModel
 from wherewhat.models.source import supported_models as supported_models
+from wherewhat.plans.exports import export_plan as export_plan
 from wherewhat.plans.planner import make_plan as make_plan
 from wherewhat.plans.triattention import save_triattention as save_triattention
 from wherewhat.report.attention_view import AttentionView as AttentionView

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -238,3 +239,15 @@ def size_in_words(count: int) -> str:
     units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
     power = min((max(count, 1).bit_length() - 1) // 10, len(units) - 1)
     return f"{count} bytes" if power == 0 else f"{count / 1024**power:.1f} {units[power]}"
+
+
+def size_in_bytes(text: str, *, name: str) -> int:
+    """Return a size such as ``80GB`` or ``24 GiB`` as a number of bytes; ``name`` is the option it was given to."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kKMGTP])(i?))?[bB]?\s*", text)
+    size = 0.0
+    if match is not None and len(match[1]) <= 30:
+        power = "kMGTP".find((match[2] or "").replace("K", "k")) + 1 if match[2] else 0
+        size = float(match[1]) * (1024 if match[3] else 1000) ** power
+    if not 1 <= size < 1 << 63:
+        raise ConfigError(f"{name} is {shown(text)}: give a size such as 80GB or 24GiB")
+    return int(size)

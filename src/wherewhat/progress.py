@@ -186,7 +186,7 @@ _BAR, _TIMES, _SHORTEST_LABEL = 20, 28, 10
 
 
 class TerminalProgress:
-    """Progress on a terminal (standard error by default), in a notebook without bars; in logs of watched work only."""
+    """Progress on a terminal (standard error by default), in a notebook without bars; in logs of work that lasts."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
@@ -213,6 +213,11 @@ class TerminalProgress:
         from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
         del expected
+        if not self._console.is_terminal and not self._watching:  # a log: lines about steps that last
+            work = Work(self)
+            with self.watch(work):
+                yield from work.track(items, label)
+            return
         with self._bar(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
             task = bar.add_task("", total=len(items))
             for item in items:
@@ -267,6 +272,15 @@ class TerminalProgress:
         shown = (TextColumn("{task.description}", markup=False), BarColumn(_BAR), TimeElapsedColumn(), *last)
         hidden = not self._console.is_terminal
         return Progress(*shown, console=self._console, transient=True, disable=hidden)
+
+
+@contextmanager
+def step(progress: Progress, label: str) -> Iterator[None]:
+    """Show a step whose time is not known until the context ends, such as loading a model."""
+    work = Work(progress)
+    work.begin(label)
+    with progress.watch(work):
+        yield
 
 
 def _repeat(show: Callable[[], None], ended: threading.Event) -> None:

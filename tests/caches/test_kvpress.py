@@ -12,7 +12,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from helpers.models import llama_config
 from helpers.pages import ROOT, blocks
-from wherewhat.caches.plan import LayerHeads, Plan
+from wherewhat.caches.plan import LayerHeads, Plan, fingerprint
+from wherewhat.plans.exports import export_plan
 
 N, WINDOW, SINKS = 26, 5, 2
 IDS = torch.arange(N)[None] % 11
@@ -74,8 +75,9 @@ def test_press_keeps_the_groups_of_a_plan(model, plan):
 
 
 def test_documented_lines_give_the_same_press_from_the_files(model, plan, tmp_path, monkeypatch):
-    """Without wherewhat: the lines of docs/plan.md read the files of ``save_pattern``."""
-    plan.save_pattern(tmp_path / "pattern")
+    """Without wherewhat: the lines of docs/plan.md read the files of an export."""
+    own = dataclasses.replace(plan, fingerprint=fingerprint(model))
+    export_plan(own, {"kvpress": tmp_path / "pattern"}, model=model)
     monkeypatch.chdir(tmp_path)
     code = next(block.code for block in blocks(ROOT / "docs" / "plan.md") if "load_attention_pattern" in block.code)
     names = {}

@@ -21,6 +21,7 @@ from wherewhat.caches.plan import LayerHeads, Plan, fingerprint, plannable
 from wherewhat.captures.proof import intervene
 from wherewhat.errors import ConfigError, LoadError, MeasureError
 from wherewhat.measures.attention import attention_output
+from wherewhat.plans.exports import export_plan
 
 # MHA, GQA, soft-cap with windows, sink columns with windows, windows, and two families with their own attention code.
 FAMILIES = ("gpt_neox", "llama", "gemma2", "gpt_oss", "gemma3_text", "bloom", "gptj")
@@ -194,7 +195,8 @@ def test_pattern_of_duo_attention(tmp_path):
     """The rules by which DuoAttention (at commit fe93c31) and kvpress (0.5.5) read the numbers give the plan."""
     plan = plan_of("llama")
     plan = dataclasses.replace(plan, scores=dict.fromkeys(plan.layers, (0.1, 0.2)))
-    folder = plan.save_pattern(tmp_path / "pattern")
+    export_plan(plan, {"duoattention": tmp_path / "pattern"}, model=shared("llama"))
+    folder = tmp_path / "pattern"
     pattern = np.loadtxt(folder / "full_attention_heads.tsv", dtype=float, delimiter="\t")
     assert pattern.shape == (4, 2)
     assert pattern.min() >= 0
@@ -214,9 +216,9 @@ def test_pattern_of_duo_attention(tmp_path):
     assert np.argsort(pattern, axis=None).tolist() == [unit for _, _, unit in order]
     assert json.loads((folder / "config.json").read_text()) == {"sink_size": 2, "recent_size": 5}
     with pytest.raises(ConfigError, match="this plan lists query heads"):
-        plan_of("llama", unit="head").save_pattern(tmp_path)
+        plan_of("llama", unit="head").pattern()
     with pytest.raises(ConfigError, match="layers with a window"):
-        plan_of("gemma3_text").save_pattern(tmp_path)
+        plan_of("gemma3_text").pattern()
 
 
 def test_missing_kvpress_is_named(monkeypatch):

@@ -69,8 +69,8 @@ def test_files_to_write(cli, model, text, props, option, subtests):
             assert_one_line(cli(command, *first, *([word] if word else []), name), word or "FILE")
             assert sorted(str(path) for path in props.rglob("*")) == before
     for name in ("", LONG, "file", "pipe") if option == "plan --file" else ():
-        with subtests.test(pattern=name):
-            assert_one_line(cli(command, *first, "--pattern", name), "--pattern")
+        with subtests.test(export=name):
+            assert_one_line(cli(command, *first, "--export", f"kvpress={name}"), "--export kvpress")
 
 
 @pytest.mark.usefixtures("unloaded", "props")

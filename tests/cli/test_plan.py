@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -42,7 +44,14 @@ def test_plan_is_written_with_its_picture(cli, folder, words, tmp_path):
         "--out",
         tmp_path / "runs",
     )
-    files = ("--file", tmp_path / "my.json", "--pattern", tmp_path / "pattern", "--triattention", tmp_path / "my.pt")
+    files = (
+        "--file",
+        tmp_path / "my.json",
+        "--export",
+        f"kvpress={tmp_path / 'pattern'}",
+        "--triattention",
+        tmp_path / "my.pt",
+    )
     outcome = cli("plan", folder, *options, *files)
     assert outcome.code == 0, outcome.err
     plan = Plan.load(tmp_path / "my.json")
@@ -50,6 +59,7 @@ def test_plan_is_written_with_its_picture(cli, folder, words, tmp_path):
     assert "see the whole text, the others the last 20 and the first 4 keys" in " ".join(outcome.out.split())
     assert (tmp_path / "my.html").stat().st_size > 10_000
     assert (tmp_path / "pattern" / "full_attention_heads.tsv").is_file()
+    assert "of the cache for 50% of the groups" in " ".join(outcome.out.split())
     assert "my.pt" in outcome.out
     statistics = torch.load(tmp_path / "my.pt", weights_only=True)  # noqa: TID251 - the format of TriAttention
     assert statistics["metadata"]["num_traces"] == 2  # the documents for choosing
@@ -77,11 +87,42 @@ def test_plan_without_measuring_it(cli, folder, words, tmp_path):
     assert not (tmp_path / "my.html").exists()
 
 
+def test_a_saved_plan_is_exported_without_measuring(cli, folder, words, tmp_path, monkeypatch):
+    options = ("--text", words, "--tokens", 200, "--window", 20, "--beyond", "--documents", 0, "--sinks", 0)
+    saved = tmp_path / "my.json"
+    outcome = cli("plan", folder, *options, "--unit", "layer", "--out", tmp_path, "--file", saved)
+    assert outcome.code == 0, outcome.err
+    monkeypatch.setattr("wherewhat.plans.planner.make_plan", lambda *_, **__: pytest.fail("a plan was made"))
+    exported = ("--export", f"vllm={tmp_path / 'vllm.json'}", "--export", f"tensorrt-llm={tmp_path / 'trt.yaml'}")
+    outcome = cli("plan", folder, "--plan", saved, *exported, "--context", 1000, "--memory", "1GB")
+    assert outcome.code == 0, outcome.err
+    text = " ".join(outcome.out.split())
+    assert "The cache of a text of 1,000 tokens has" in text
+    assert "vllm: fields of vLLM" in text
+    assert len(json.loads((tmp_path / "vllm.json").read_text())["layer_types"]) == 2
+    before = sorted(tmp_path.rglob("*"))
+    (tmp_path / "bad.json").write_text("{}")
+    for arguments, message in (
+        (("--plan", tmp_path / "bad.json"), "is not a plan"),
+        (("--plan", saved, "--export", f"transformers={tmp_path / 'x'}"), "ignores layer_types"),
+        (("--plan", saved, "--export", f"{tmp_path / 'x'}"), "give KIND=FILE"),
+        (("--plan", saved, "--budget", 0.5), "--budget has no effect on the plan that --plan names"),
+    ):
+        outcome = cli("plan", folder, *arguments)
+        assert outcome.code == 2
+        assert message in outcome.err
+        assert outcome.err.count("\n") == 1
+    (tmp_path / "bad.json").unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_wrong_input_is_one_line(cli, folder, words):
     for arguments, message in (
         (("--budget", 2), "--budget is 2: a share is from 0 to 1, such as 0.25"),
         (("--budget", 0.5, "--min-found", 0.5), "--budget and --min-found were both given"),
         (("--tokens", 60), "texts of 60 tokens are within the window of 64 keys and 4 first ones"),
+        (("--export", "vllm=x"), "vllm limits whole layers, and this plan chooses groups: make it with --unit layer"),
+        (("--export", "vllm=x", "--unit", "layer"), "vllm has no sinks, and this plan keeps the first 4 keys"),
         (("--text", words / "0.txt"), "a plan needs 4 documents for choosing and 3 others for measuring"),
     ):
         outcome = cli("plan", folder, *arguments)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -169,13 +171,24 @@ def test_plan_of_layers(model, tmp_path):
     assert plan.cache_share(200) == pytest.approx((2 * 200 + 2 * 23) / 800)
     loaded = Plan.load(plan.save(tmp_path / "plan.json"))
     assert (loaded.full, loaded.unit) == (plan.full, "layer")
-    plan.save_pattern(tmp_path / "pattern")
-    rows = (tmp_path / "pattern" / "full_attention_heads.tsv").read_text().split("\n")[:-1]
-    assert [tuple(float(x) > 0.5 for x in row.split("\t")) for row in rows] == [
-        tuple(plan.full_heads(layer)[::2]) for layer in range(4)
-    ]
+    assert [tuple(x > 0.5 for x in row) for row in plan.pattern()] == [plan.full_heads(x)[::2] for x in range(4)]
     ends = make_plan(model, budget=0.5, **options | {"selector": "ends"})
     assert (ends.full, ends.scores) == ({0: (0,), 1: (), 2: (), 3: (0,)}, {})
+
+
+def test_exports_are_refused_before_measuring_and_written_with_the_plan(model, tmp_path, monkeypatch):
+    options = {"texts": TEXTS[:2], "out": tmp_path / "runs", "unit": "layer", "documents": 0, **RANKS, "sinks": 0}
+    plan = make_plan(model, exports={"vllm": tmp_path / "vllm.json"}, context=100, memory="1GB", **options)
+    assert plan.provenance["cache"]["context"] == 100
+    assert plan.provenance["cache"]["memory"] == 10**9
+    types = json.loads((tmp_path / "vllm.json").read_text())["layer_types"]
+    assert [x == "full_attention" for x in types] == [bool(plan.full[layer]) for layer in range(4)]
+    monkeypatch.setattr(planner, "document_scores", lambda *_, **__: pytest.fail("something was measured"))
+    with pytest.raises(MeasureError, match="LlamaForCausalLM ignores layer_types"):
+        make_plan(model, exports={"transformers": tmp_path / "x"}, **options | {"out": tmp_path / "new"})
+    with pytest.raises(ConfigError, match="vllm limits whole layers"):
+        make_plan(model, exports={"vllm": tmp_path / "x"}, **options | {"unit": "group"})
+    assert not (tmp_path / "x").exists()
 
 
 def test_plan_without_measuring_it(model, tmp_path, monkeypatch):
@@ -289,6 +302,8 @@ def test_wrong_requests(subtests):
         ({"selector": "costs"}, "need the costs of single heads: add --costs"),
         ({"selector": "greedy"}, "needs measured costs of each choice: add --greedy"),
         ({"documents": -1}, "--documents is -1"),
+        ({"context": 0}, "--context is 0: at least 1 is needed"),
+        ({"memory": "80 apples"}, "--memory is '80 apples': give a size such as 80GB or 24GiB"),
         ({"documents": 0, "curves": True}, "--curves measures selectors, but --documents is 0"),
         ({"unit": "layers"}, "choose group, layer or head"),
         ({"selector": "ends"}, "the selector ends chooses whole layers: add --unit layer"),

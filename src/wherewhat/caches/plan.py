@@ -11,10 +11,10 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import nn
 
-from wherewhat.boundary import check_whole_number, output_file, output_folder, read_user_file
+from wherewhat.boundary import check_whole_number, output_file, read_user_file
 from wherewhat.captures.proof import Proof
 from wherewhat.errors import ConfigError, MeasureError, one_line
-from wherewhat.files import make_folder, parse_object, readable_json, write_file
+from wherewhat.files import parse_object, readable_json, write_file
 from wherewhat.imports import require
 
 Unit = Literal["group", "head", "layer"]
@@ -188,20 +188,6 @@ class Plan:
         except (TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"the plan {path} is damaged ({one_line(error)}): make it again") from error
 
-    def save_pattern(self, folder: str | Path) -> Path:
-        """Write the plan as an attention pattern of DuoAttention (Xiao et al., arXiv 2410.10819), also used by kvpress.
-
-        ``full_attention_heads.tsv`` has one row per layer and one column per key head: above 0.5 where it sees the
-        whole text, in the order of the scores. So both the threshold 0.5 of DuoAttention and a sparsity of one minus
-        :attr:`share` give this plan. ``config.json`` has the numbers of first and of last keys.
-        """
-        lines = ["\t".join(f"{x:.6f}" for x in row) for row in self._pattern()]
-        folder = output_folder(folder, name="the folder of the pattern")
-        make_folder(folder)
-        write_file(folder / "full_attention_heads.tsv", ("\n".join(lines) + "\n").encode())
-        write_file(folder / "config.json", readable_json({"sink_size": self.sinks, "recent_size": self.window}))
-        return folder
-
     def to_kvpress(self) -> Any:
         """Return a ``DuoAttentionPress`` of kvpress (tested: 0.5.5) that keeps the groups of this plan in full.
 
@@ -212,7 +198,7 @@ class Plan:
         kvpress: Any = require(
             "kvpress", why="a press from a plan", install="--no-deps kvpress 'cachetools<6' fire termcolor"
         )
-        scores = torch.tensor(self._pattern(), dtype=torch.float64).numpy()
+        scores = torch.tensor(self.pattern(), dtype=torch.float64).numpy()
         press = kvpress.DuoAttentionPress(head_compression_ratio=1 - self.share)
         # The method downloads patterns of a few models.
         press.load_attention_pattern = lambda model: (self.sinks, self.window, scores)
@@ -228,10 +214,13 @@ class Plan:
         press.forward_hook = forward_hook
         return press
 
-    def _pattern(self) -> list[list[float]]:
-        """Return numbers from 0 to 1 by layer and key head, at least 0.6 for those in full and at most 0.4 for others.
+    def pattern(self) -> list[list[float]]:
+        """Return the plan as an attention pattern of DuoAttention (Xiao et al., arXiv 2410.10819), also of kvpress.
 
-        DuoAttention compares them with 0.5 in the dtype of the model, in which numbers nearer to 0.5 could equal it.
+        One row per layer has one number per key head, in the order of the scores: above 0.6 where it sees the whole
+        text, at most 0.4 elsewhere. So both the threshold 0.5 of DuoAttention and a sparsity of one minus
+        :attr:`share` give this plan. DuoAttention compares them in the dtype of the model, in which numbers nearer to
+        0.5 could equal it.
         """
         if self.unit == "head":
             raise ConfigError(

@@ -12,9 +12,10 @@ from rich.console import Console
 from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
 from wherewhat.cli.tables import Table, print_line
+from wherewhat.errors import ConfigError
 from wherewhat.plans.request import PlanRequest
 from wherewhat.progress import TerminalProgress, counted
-from wherewhat.runs.request import ModelRequest
+from wherewhat.runs.request import ModelRequest, given_options
 
 _File = Annotated[
     Path | None,
@@ -24,12 +25,17 @@ _File = Annotated[
         help="The plan's file (default: plan-MODEL.json in --out).",
     ),
 ]
-_Pattern = Annotated[
+_Saved = Annotated[
     Path | None,
+    typer.Option("--plan", metavar="FILE", help="Use this plan; nothing is measured."),
+]
+_Exports = Annotated[
+    list[str] | None,
     typer.Option(
-        metavar="DIR",
-        parser=options.folder_to_write("--pattern"),
-        help="Also write the plan as a pattern of DuoAttention to this folder.",
+        "--export",
+        metavar="KIND=FILE",
+        help="Also write the plan for transformers, vllm, tensorrt-llm or swaa (a file), duoattention or kvpress "
+        "(a folder); repeat for several.",
     ),
 ]
 _TriAttention = Annotated[
@@ -47,7 +53,8 @@ _TriAttention = Annotated[
 def plan(
     text: options.Text = None,
     file: _File = None,
-    pattern: _Pattern = None,
+    saved: _Saved = None,
+    export: _Exports = None,
     triattention: _TriAttention = None,
     out: options.Out = options.DEFAULT_OUT,
     again: options.Again = False,
@@ -58,39 +65,64 @@ def plan(
     $ wherewhat plan ./my-model --budget 0.25
     $ wherewhat plan ./my-model --min-found 0.95 --max-rise 0.05
     $ wherewhat plan ./my-model --tokens 8192 --documents 8 --device cuda
+    $ wherewhat plan ./my-model --unit layer --sinks 0 --export vllm=overrides.json
+    $ wherewhat plan ./my-model --plan plan.json --export tensorrt-llm=trtllm.yaml
 
     Chosen groups of heads see the whole text, the others a window of last keys and a few first ones. Heads are scored
     on some documents; the rise of the loss and the retrieval of planted sequences are measured on others. Writes the
     plan as a JSON file, for `wherewhat.planned`, and a picture of costs against the share kept.
     """
+    from wherewhat.plans.exports import export_paths, export_plan
+    from wherewhat.plans.memory import describe_use
     from wherewhat.plans.planner import make_plan
     from wherewhat.report.figures import pareto_figure, save_figure
 
-    model = {field.name: fields.pop(field.name) for field in dataclasses.fields(ModelRequest)}
-    cache_plan = make_plan(
-        ModelRequest(**model),
-        files=tuple(text) if text else None,
-        out=out,
-        triattention=triattention,
-        again=again,
-        progress=TerminalProgress(),
-        **fields,
-    )
-    path = cache_plan.save(file or out / f"plan-{cache_plan.model}.json")
-    measured = bool(cache_plan.provenance["curve"])
-    console = Console()
+    model = ModelRequest(**{field.name: fields.pop(field.name) for field in dataclasses.fields(ModelRequest)})
+    exports = export_paths(export or ())
+    named: dict[str, Any] = {str(kind): path for kind, path in exports.items()}
+    console, progress = Console(), TerminalProgress()
+    if saved is not None:
+        _check_saved(PlanRequest(**fields), text, triattention)
+        use = {name: fields[name] for name in ("context", "memory")}
+        cache_plan = export_plan(saved, named, model=model, progress=progress, **use)
+        path = None if file is None else cache_plan.save(file)
+    else:
+        cache_plan = make_plan(
+            model,
+            files=tuple(text) if text else None,
+            out=out,
+            triattention=triattention,
+            exports=named,
+            again=again,
+            progress=progress,
+            **fields,
+        )
+        path = cache_plan.save(file or out / f"plan-{cache_plan.model}.json")
+    measured = saved is None and bool(cache_plan.provenance["curve"])
     if measured:
         console.print(_table(cache_plan))
     if fields["curves"]:
         console.print(_areas(cache_plan))
-    print_line(console, cache_plan.provenance["sentence"], wrap=True)
-    if pattern is not None:
-        print_line(console, cache_plan.save_pattern(pattern))
+    if "sentence" in cache_plan.provenance:
+        print_line(console, cache_plan.provenance["sentence"], wrap=True)
+    print_line(console, describe_use(cache_plan.provenance["cache"], cache_plan.unit), wrap=True)
+    for row in cache_plan.provenance["exports"]:
+        print_line(console, f"{row['export']}: {row['check']}.", wrap=True)
+        print_line(console, exports[row["export"]])
     if triattention is not None:
         print_line(console, triattention)
-    print_line(console, path)
-    if measured:
+    if path is not None:
+        print_line(console, path)
+    if measured and path is not None:
         print_line(console, save_figure(pareto_figure(cache_plan), path.with_suffix(".html")))
+
+
+def _check_saved(request: PlanRequest, text: Any, triattention: Any) -> None:
+    """Refuse options about making a plan beside a plan that is made."""
+    given = given_options(request, leave_out=("context", "memory"))
+    given += ["--text"] * bool(text) + ["--triattention"] * (triattention is not None)
+    if given:
+        raise ConfigError(f"{given[0]} has no effect on the plan that --plan names: leave one of them out")
 
 
 def _table(plan: Any) -> Table:

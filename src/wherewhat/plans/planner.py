@@ -34,6 +34,7 @@ from wherewhat.plans.costs import (
     outcome_areas,
     outcome_curve,
 )
+from wherewhat.plans.exports import check_kinds, export_paths, finish_plan, probe_exports
 from wherewhat.plans.request import PlanRequest
 from wherewhat.plans.selectors import (
     CANDIDATES,
@@ -53,7 +54,7 @@ from wherewhat.plans.selectors import (
     unit_scores,
 )
 from wherewhat.plans.triattention import write_triattention
-from wherewhat.progress import Progress, Silent, counted, duration
+from wherewhat.progress import Progress, Silent, counted, duration, step
 from wherewhat.runs.directory import RunDirectory, collect_versions, model_provenance
 from wherewhat.runs.identity import loaded_model, texts_identity
 from wherewhat.runs.request import MemoryModel, ModelRequest, document_text, file_names, model_request
@@ -89,6 +90,7 @@ def make_plan(
     texts: tuple[Document, ...] | None = None,
     out: str | os.PathLike[str] = "runs",
     triattention: str | os.PathLike[str] | None = None,
+    exports: Mapping[str, str | os.PathLike[str]] | None = None,
     again: bool = False,
     progress: Progress | None = None,
     **options: Any,
@@ -106,6 +108,8 @@ def make_plan(
         out: Folder of run directories.
         triattention: Also write statistics of the documents for choosing to this file, see
             :func:`wherewhat.save_triattention`.
+        exports: Also write the plan for these engines, see :func:`wherewhat.export_plan`. An engine that cannot run
+            it is refused before anything is measured.
         again: Measure anew what is finished.
         progress: Progress callback; silent by default.
         options: Fields of :class:`PlanRequest`.
@@ -119,6 +123,8 @@ def make_plan(
     progress, out = progress or Silent(), output_folder(out, name="--out", writable=False)
     if triattention is not None:
         triattention = output_file(triattention, name="--triattention")
+    paths = export_paths(exports or {})
+    check_kinds(paths, request.unit, request.sinks)
     needed = request.choosing + request.documents
     documents = list(texts) if texts is not None else read_documents(files)
     if len(documents) < needed:
@@ -127,12 +133,21 @@ def make_plan(
             f"there are {len(documents)}: give more texts, or fewer with --choose and --documents"
         )
     progress.say(f"loading {model.model}")
-    loaded = load_model(model, say=progress.say)
+    with step(progress, f"loading {model.model}"):
+        loaded = load_model(model, say=progress.say)
     with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
-        planner = _Planner(loaded, request, documents[:needed], out, progress)
-        if triattention is not None:
-            write_triattention(planner.subject, [planner.ids[name] for name in planner.choosing], triattention)
-        return planner.plan(again=again)
+        with step(progress, f"preparing {model.model}"):
+            planner = _Planner(loaded, request, documents[:needed], out, progress)
+            blank = Plan(
+                loaded.name, fingerprint(loaded.model), request.keys, request.sinks, planner.layers, {}, "layer"
+            )
+            probe_exports(loaded, planner.proof, paths, plan=blank)
+            if triattention is not None:
+                write_triattention(planner.subject, [planner.ids[name] for name in planner.choosing], triattention)
+        plan = planner.plan(again=again)
+        with step(progress, f"checking the cache and the exports of {model.model}"):
+            use = {"context": request.context, "memory": request.memory_bytes}
+            return finish_plan(loaded, planner.proof, plan, paths, **use)
 
 
 class _Planner:
@@ -187,7 +202,8 @@ class _Planner:
             taken: Selector = auto[0]["selector"] if auto else "ranks"
             if auto is not None:
                 units["auto"] = units[taken]
-            share, note = self._share(units)
+            with step(self.progress, "searching for the smallest share that reaches the goal"):
+                share, note = self._share(units)
             outcomes = self._outcomes(units, share) if self.evaluating else []
             self.directory.finish(self.keys, provenance=model_provenance(self.loaded, self.documents))
         rows, base = outcome_curve(outcomes) if outcomes else ([], None)

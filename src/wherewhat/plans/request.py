@@ -6,7 +6,7 @@ import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
-from wherewhat.boundary import MOST_DOCUMENTS, MOST_TOKENS, check_at_most
+from wherewhat.boundary import MOST_DOCUMENTS, MOST_TOKENS, check_at_most, size_in_bytes
 from wherewhat.errors import ConfigError
 from wherewhat.options import nearest, option
 
@@ -50,12 +50,19 @@ class PlanRequest:
     costs: bool = option(False, "Measure the costs of single heads (slow; use a GPU).")
     greedy: bool = option(False, "Choose step by step, by the measured cost of each choice (slow; use a GPU).")
     beyond: bool = option(False, "Allow texts longer than the model's trained length.")
+    context: int | None = option(
+        None, "Tokens of a text whose cache is computed (default: the model's trained length)."
+    )
+    memory: str | None = option(
+        None, "Memory that weights and caches share (default: that of the GPU), such as 80GB.", metavar="SIZE"
+    )
 
     def __post_init__(self) -> None:
         """Check the values."""
         for names, kind, what in (
             (("budget", "max_rise", "min_found"), (int, float), "a number"),
-            (("tokens", "window", "sinks", "choose", "documents"), int, "a whole number"),
+            (("tokens", "window", "sinks", "choose", "documents", "context"), int, "a whole number"),
+            (("memory",), str, "a size such as 80GB"),
         ):
             for name in names:
                 value = getattr(self, name)
@@ -75,11 +82,13 @@ class PlanRequest:
         for selector in (self.selector, *self.compare):
             if selector not in SELECTORS:
                 raise ConfigError(f"there is no selector '{selector}': {nearest(selector, SELECTORS)}")
-        for name, least in (("choose", 1), ("documents", 0), ("sinks", 0), ("tokens", 2)):
+        for name, least in (("choose", 1), ("documents", 0), ("sinks", 0), ("tokens", 2), ("context", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"--{name} is {value}: at least {least} is needed")
         check_at_most(MOST_TOKENS, **{"--tokens": self.tokens, "--window": self.window, "--sinks": self.sinks})
+        check_at_most(MOST_TOKENS, **{"--context": self.context})
+        _ = self.memory_bytes
         check_at_most(MOST_DOCUMENTS, **{"--choose": self.choose, "--documents": self.documents})
         if self.curves and self.documents == 0:
             raise ConfigError("--curves measures selectors, but --documents is 0: at least 1 is needed")
@@ -111,6 +120,11 @@ class PlanRequest:
     def keys(self) -> int:
         """The window in tokens."""
         return max(64, self.tokens // 16) if self.window is None else self.window
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory that weights and caches share; None for that of the GPU."""
+        return None if self.memory is None else size_in_bytes(self.memory, name="--memory")
 
     @property
     def choosing(self) -> int:
