@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 import wherewhat
-from nvidia_ruler import TASKS, Prompt, PromptSet, ids_digest, make_all, score_answers, unpacked
-from ruler_page import write_page
+from nvidia_ruler import PACKAGE, TASKS, VERSION, Prompt, PromptSet, ids_digest, make_all, score_answers, unpacked
+from ruler_page import able_tasks, write_page
 from wherewhat.caches.plan import Plan
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import WherewhatError
@@ -189,21 +189,21 @@ def questions(loaded: LoadedModel, stored: PromptSet, samples: int) -> list[Ques
 
 
 def batches(some: Sequence[Question], most_tokens: int) -> list[list[Question]]:
-    """Return questions in the batches that need the fewest steps of :func:`answer_batch`.
+    """Return questions in the batches that need the fewest steps of :func:`answer_batch`; ids are not needed.
 
     A batch takes as many steps as its answers have tokens at most, and one more for each token by which its prompts
     differ. It has at most ``most_tokens`` tokens, or one question, and answers of one largest length.
     """
     made: list[list[Question]] = []
     for new_tokens in sorted({question.new_tokens for question in some}):
-        group = sorted((x for x in some if x.new_tokens == new_tokens), key=lambda x: len(x.ids))
+        group = sorted((x for x in some if x.new_tokens == new_tokens), key=lambda x: x.prompt.tokens)
         # steps[j]: fewest steps for the first j questions, the last batch of which begins at first[j].
         steps, first = [0], [0]
         for stop in range(1, len(group) + 1):
-            longest = len(group[stop - 1].ids)
+            longest = group[stop - 1].prompt.tokens
             least = max(0, stop - max(1, most_tokens // (longest + new_tokens)))
-            start = min(range(least, stop), key=lambda i: steps[i] + longest - len(group[i].ids))
-            steps.append(steps[start] + longest - len(group[start].ids) + new_tokens)
+            start = min(range(least, stop), key=lambda i: steps[i] + longest - group[i].prompt.tokens)
+            steps.append(steps[start] + longest - group[start].prompt.tokens + new_tokens)
             first.append(start)
         stop, own = len(group), []
         while stop:
@@ -339,26 +339,27 @@ def _answers(options: argparse.Namespace) -> None:
         for way in ways(options.methods, options.plan, options.near_far_plan)
         if way.runs_at(length, trained)
     ]
-    left = sum(
-        1
-        for length, way in cells
-        for one in stored[length]
-        for prompt in one.prompts[: options.samples]
-        if (way.name, length, one.task, prompt.index) not in done
+    left = _work(cells, stored, options.samples, done, most)
+    _print(
+        f"{loaded.name}: {left.answers:,} answers to come in {left.batches:,} batches, with {left.tokens:,} tokens of "
+        f"prompts and {left.steps:,} steps; {len(done):,} answers are in {options.out}"
     )
-    _print(f"{loaded.name}: {left:,} answers to come, {len(done):,} are in {options.out}")
-    started, answered = time.perf_counter(), 0
+    started, answered, tokens = time.perf_counter(), 0, 0
     read: dict[int, list[Question]] = {}
     with options.out.open("a", encoding="utf-8") as file:
         for length, way in cells:
             if length not in read:
                 read = {length: [x for one in stored[length] for x in questions(loaded, one, options.samples)]}
             asked = [x for x in read[length] if (way.name, length, x.task, x.prompt.index) not in done]
+            if not asked:
+                continue
             with way.context(loaded, proof, length=length, trained=trained):
                 for batch in batches(asked, most):
                     seconds = time.perf_counter() - started
                     if options.minutes is not None and seconds > 60 * options.minutes:
-                        _print(f"stopped after {seconds / 60:.1f} minutes with {left - answered:,} answers to come")
+                        _print(
+                            f"stopped after {seconds / 60:.1f} minutes with {left.answers - answered:,} answers to come"
+                        )
                         return
                     began = time.perf_counter()
                     texts = _answer_or_split(loaded, batch, cached=way.cached)
@@ -368,14 +369,49 @@ def _answers(options: argparse.Namespace) -> None:
                         line |= {"index": question.prompt.index, "answer": text, "seconds": round(took, 4)}
                         file.write(json.dumps(line, ensure_ascii=False) + "\n")
                     file.flush()
-                    answered += len(batch)
+                    answered, tokens = answered + len(batch), tokens + sum(x.prompt.tokens for x in batch)
                     spent = (time.perf_counter() - started) / 60
                     tasks = ", ".join(sorted({question.task for question in batch}))
                     _print(
                         f"{way.name}, {length:,} tokens, {tasks}: {len(batch)} answers, {took:.2f} s each; "
-                        f"{answered:,} of {left:,} in {spent:.1f} min, "
-                        f"about {spent * (left - answered) / answered:.0f} min left"
+                        f"{answered:,} of {left.answers:,} in {spent:.1f} min, "
+                        f"about {spent * (left.tokens - tokens) / tokens:.0f} min left"
                     )
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is left to do: numbers of answers, batches, prompt tokens, and steps of one token of each text."""
+
+    answers: int
+    batches: int
+    tokens: int
+    steps: int
+
+
+def _work(
+    cells: Sequence[tuple[int, Way]],
+    stored: Mapping[int, Sequence[PromptSet]],
+    samples: int,
+    done: set[tuple[str, int, str, int]],
+    most: int,
+) -> Work:
+    """Return what is left to do before anything is tokenised."""
+    made: list[list[Question]] = []
+    for length, way in cells:
+        asked = [
+            Question(one.task, prompt, (), one.new_tokens)
+            for one in stored[length]
+            for prompt in one.prompts[:samples]
+            if (way.name, length, one.task, prompt.index) not in done
+        ]
+        made += batches(asked, most)
+    return Work(
+        answers=sum(map(len, made)),
+        batches=len(made),
+        tokens=sum(x.prompt.tokens for batch in made for x in batch),
+        steps=sum(batch[-1].prompt.tokens - batch[0].prompt.tokens + batch[0].new_tokens for batch in made),
+    )
 
 
 def _answer_or_split(loaded: LoadedModel, batch: list[Question], *, cached: bool) -> list[str]:
@@ -485,7 +521,7 @@ def _score(options: argparse.Namespace) -> None:
             sets[length, task] = {prompt.index: prompt for prompt in one.prompts}
         cells.setdefault((length, method), {}).setdefault(task, []).append((sets[length, task][index], line["answer"]))
         seconds[length, method] = seconds.get((length, method), 0.0) + line["seconds"]
-    result: dict[str, Any] = {**about, "ruler": "nvidia-long-context-eval 26.3", "lengths": {}}
+    result: dict[str, Any] = {**about, "ruler": f"{PACKAGE} {VERSION}", "lengths": {}}
     for length, method in cells:
         left_out = options.prompts / str(length) / "left-out.json"
         at = result["lengths"].setdefault(str(length), {"left_out": {}, "methods": {}})
@@ -498,6 +534,7 @@ def _score(options: argparse.Namespace) -> None:
         }
         shown = (f"{task} {sum(each) / len(each):.0f}" for task, each in scores.items())
         _print(f"{length:,} tokens, {method}: " + ", ".join(shown))
+    _print("within its trained length the model can do: " + (", ".join(able_tasks(result)) or "none of the tasks"))
     path = options.out or STUDIES / f"{about['model'].lower()}.json"
     make_folder(path.parent)
     write_file(path, (json.dumps(result, separators=(",", ":")) + "\n").encode())
