@@ -515,19 +515,27 @@ def _score(options: argparse.Namespace) -> None:
     sets: dict[tuple[int, str], dict[int, Prompt]] = {}
     seconds: dict[tuple[int, str], float] = {}
     lines = {(x["length"], x["method"], x["task"], x["index"]): x for _, some in read for x in some}
-    for (length, method, task, index), line in sorted(lines.items()):
+    order = {name: place for place, name in enumerate((UNMODIFIED, *METHODS))}
+    for (length, method, task, index), line in sorted(
+        lines.items(), key=lambda item: (item[0][0], order.get(item[0][1], len(order)), *item[0][1:])
+    ):
         if (length, task) not in sets:
             one = PromptSet.load(options.prompts / str(length) / f"{task}.jsonl.xz")
             sets[length, task] = {prompt.index: prompt for prompt in one.prompts}
         cells.setdefault((length, method), {}).setdefault(task, []).append((sets[length, task][index], line["answer"]))
         seconds[length, method] = seconds.get((length, method), 0.0) + line["seconds"]
     result: dict[str, Any] = {**about, "ruler": f"{PACKAGE} {VERSION}", "lengths": {}}
-    for length, method in cells:
+    for (length, method), tasks in cells.items():
+        for task in [name for name, pairs in tasks.items() if [x.index for x, _ in pairs] != list(range(len(pairs)))]:
+            _print(f"{length:,} tokens, {method}, {task}: left out, since its answers are incomplete")
+            del tasks[task]
+        if not tasks:
+            continue
         left_out = options.prompts / str(length) / "left-out.json"
         at = result["lengths"].setdefault(str(length), {"left_out": {}, "methods": {}})
         if left_out.exists():
             at["left_out"] = json.loads(left_out.read_text("utf-8"))
-        scores = score_answers(folder, cells[length, method])
+        scores = score_answers(folder, tasks)
         at["methods"][method] = {
             "seconds": round(seconds[length, method], 1),
             "scores": {task: [round(x, 2) for x in each] for task, each in scores.items()},

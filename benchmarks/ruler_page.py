@@ -14,6 +14,10 @@ ABLE = 50.0
 """Score of the unmodified model within its trained length below which a task says nothing about methods."""
 
 _TABLE = "studies/ruler"
+_COMPARED = ("near-far-plan", "near-far")
+"""Methods with which the others are compared sample by sample: the first that answered."""
+_Z = 1.959964
+"""97.5 % quantile of the normal distribution."""
 
 
 def task_interval(scores: Sequence[float]) -> Interval:
@@ -39,6 +43,29 @@ def mean_interval(tasks: Iterable[Interval]) -> Interval:
     below = math.hypot(*(task.mean - (task.low or 0.0) for task in some)) / count
     above = math.hypot(*((100.0 if task.high is None else task.high) - task.mean for task in some)) / count
     return Interval(mean, max(0.0, mean - below), min(100.0, mean + above), sum(task.n for task in some))
+
+
+def paired_difference(
+    first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]], tasks: Iterable[str]
+) -> Interval | None:
+    """Return the mean over tasks of first minus second on the same samples; None if they share fewer than two of one.
+
+    Variances of the differences are estimated in each task and added.
+    """
+    means, errors, count = [], [], 0
+    for task in tasks:
+        pairs = list(zip(first.get(task, ()), second.get(task, ()), strict=False))
+        if len(pairs) < 2:
+            return None
+        differences = [one - other for one, other in pairs]
+        means.append(math.fsum(differences) / len(pairs))
+        squares = math.fsum((x - means[-1]) ** 2 for x in differences)
+        errors.append(math.sqrt(squares / (len(pairs) - 1) / len(pairs)))
+        count += len(pairs)
+    if not means:
+        return None
+    mean, reach = math.fsum(means) / len(means), _Z * math.hypot(*errors) / len(means)
+    return Interval(mean, mean - reach, mean + reach, count)
 
 
 def reference_length(result: Mapping[str, Any]) -> str:
@@ -73,65 +100,65 @@ def write_page(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _model(result: Mapping[str, Any]) -> str:
     reference, able = reference_length(result), able_tasks(result)
-    trained = result["trained"]
-    first = result["lengths"][reference]["methods"]["none"]
-    counts = sorted(
-        {
-            len(each)
-            for cell in result["lengths"].values()
-            for x in cell["methods"].values()
-            for each in x["scores"].values()
-        }
-    )
-    samples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    lines = [f"## {result['model']}", ""]
-    lines.append(
-        f"Trained length {trained:,} tokens; {result['dtype']}, {result['device']}; {samples} samples of each task. "
-        f"Within its trained length ({int(reference):,} tokens) the unmodified model can do {len(able)} of "
-        f"{len(first['scores'])} tasks: {', '.join(f'`{task}`' for task in able) or 'none of them'}."
-    )
-    reference_means = _means(first["scores"], able)
-    lines += [
+    first = result["lengths"][reference]["methods"]["none"]["scores"]
+    cells = sorted(result["lengths"].items(), key=lambda item: int(item[0]))
+    counts = {len(x) for _, cell in cells for found in cell["methods"].values() for x in found["scores"].values()}
+    samples = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    lines = [
+        f"## {result['model']}",
         "",
-        f"| tokens | method | mean of {len(able)} tasks | ratio | mean of all | seconds per answer |",
+        f"Trained length {result['trained']:,} tokens; {result['dtype']}, {result['device']}; {samples} samples of "
+        f"each task. Within its trained length ({int(reference):,} tokens) the unmodified model can do {len(able)} of "
+        f"{len(first)} tasks: {', '.join(f'`{task}`' for task in able) or 'none of them'}.",
+        "",
+        f"| tokens | method | mean of {len(able)} tasks | ratio | difference | mean of all | seconds per answer |",
+        "|---" * 7 + "|",
     ]
-    lines.append("|---|---|---|---|---|---|")
-    for length, cell in sorted(result["lengths"].items(), key=lambda item: int(item[0])):
+    for length, cell in cells:
+        multiple = f"{int(length):,} ({int(length) / result['trained']:.3g} ×)"
+        compared = next((cell["methods"][name] for name in _COMPARED if name in cell["methods"]), None)
         for method, found in cell["methods"].items():
-            scores = found["scores"]
-            own, whole = _means(scores, able), _means(scores, list(scores))
-            share = (
-                ""
-                if not (own and reference_means and reference_means.mean)
-                else f"{own.mean / reference_means.mean:.2f}"
-            )
-            each = found["seconds"] / sum(map(len, scores.values()))
-            missing = sorted(set(able) - set(scores))
-            mark = f" ({len(missing)} missing)" if missing else ""
-            lines.append(
-                f"| {int(length):,} ({int(length) / trained:g} ×) | {_named(method)} | {_shown(own)}{mark} | {share} | "
-                f"{_shown(whole)} of {len(scores)} | {each:.2f} |"
-            )
-    for length, cell in sorted(result["lengths"].items(), key=lambda item: int(item[0])):
-        methods = list(cell["methods"])
-        lines += ["", f"### {result['model']}, {int(length):,} tokens", ""]
-        lines.append("| task | " + " | ".join(_named(method) for method in methods) + " |")
-        lines.append("|---" * (len(methods) + 1) + "|")
-        for task in TASKS:
-            cells = [cell["methods"][method]["scores"].get(task) for method in methods]
-            if not any(cells):
-                continue
-            texts = ["" if scores is None else _shown(task_interval(scores)) for scores in cells]
+            other = None if compared is found or compared is None else compared["scores"]
+            lines.append("| " + " | ".join([multiple, _named(method), *_summary(found, first, other, able)]) + " |")
+    for length, cell in cells:
+        lines += ["", f"### {result['model']}, {int(length):,} tokens", "", *_tasks(cell, able)]
+    return "\n".join([*lines, ""])
+
+
+def _summary(
+    found: Mapping[str, Any],
+    first: Mapping[str, Sequence[float]],
+    compared: Mapping[str, Sequence[float]] | None,
+    able: Sequence[str],
+) -> list[str]:
+    """Return the cells of one method at one length in the first table."""
+    scores = found["scores"]
+    tasks = [task for task in able if task in scores]
+    own, within, whole = _means(scores, tasks), _means(first, tasks), _means(scores, list(scores))
+    ratio = "" if own is None or within is None else f"{own.mean / within.mean:.2f}"
+    change = None if compared is None else paired_difference(scores, compared, tasks)
+    difference = "" if change is None else f"{change.mean:+.0f} ({change.low:+.0f} to {change.high:+.0f})"
+    some = "" if len(tasks) == len(able) else f", {len(tasks)} of them"
+    each = found["seconds"] / sum(map(len, scores.values()))
+    return [f"{_shown(own)}{some}", ratio, difference, f"{_shown(whole)}, {len(scores)} tasks", f"{each:.2f}"]
+
+
+def _tasks(cell: Mapping[str, Any], able: Sequence[str]) -> list[str]:
+    """Return the table of all tasks at one length, and why some are left out."""
+    methods = cell["methods"]
+    lines = ["| task | " + " | ".join(map(_named, methods)) + " |", "|---" * (len(methods) + 1) + "|"]
+    for task in TASKS:
+        scores = [found["scores"].get(task) for found in methods.values()]
+        if any(scores):
+            texts = [f"`{task}`" + ("" if task in able else " (not done within)")]
+            texts += ["" if some is None else _shown(task_interval(some)) for some in scores]
             if task not in able:
                 texts = [f"<span style='opacity: 0.5'>{text}</span>" if text else "" for text in texts]
-            name = f"`{task}`" if task in able else f"<span style='opacity: 0.5'>`{task}` (not done within)</span>"
-            lines.append("| " + " | ".join([name, *texts]) + " |")
-        if cell["left_out"]:
-            lines += [
-                "",
-                "Left out: " + "; ".join(f"`{task}`: {reason}" for task, reason in cell["left_out"].items()) + ".",
-            ]
-    return "\n".join([*lines, ""])
+            lines.append("| " + " | ".join(texts) + " |")
+    if cell["left_out"]:
+        reasons = (f"`{task}` ({reason})" for task, reason in cell["left_out"].items())
+        lines += ["", "Left out: " + ", ".join(reasons) + "."]
+    return lines
 
 
 def _means(scores: Mapping[str, Sequence[float]], tasks: Sequence[str]) -> Interval | None:
@@ -162,8 +189,9 @@ trained length, and from [cache plans](plan.md) within it.
 **How to read the tables.** Scores are from 0 to 100, with 95 % intervals. A task that the unmodified model does not do
 within its trained length (a score below {ABLE:.0f}) says nothing about methods: it is grey, and left out of the mean
 that compares them. The mean over all tasks is beside it. *Ratio* is the first mean divided by that of the unmodified
-model within its trained length. Intervals of tasks are Wilson's, which for scores of parts of an answer are too wide
-rather than too narrow. Those of means combine them (MOVER, Zou & Donner 2008); they are for these tasks only.
+model within its trained length; *difference* is the first mean minus that of `{_COMPARED[0]}`, else `{_COMPARED[1]}`,
+on the same samples. Intervals of tasks are Wilson's, which for scores of parts of an answer are too wide rather than
+too narrow. Those of means combine them (MOVER, Zou & Donner 2008); they are for these tasks only.
 
 **Prompts** are those of RULER's base template, completed by the model. No chat template is used, not even for models
 that were trained on chats. Prompt and answer fit into the length in every sample, which is checked before answering

@@ -85,6 +85,16 @@ def test_mean_over_tasks_adds_squares(page):
     assert (one.mean, one.low, one.high) == pytest.approx((tasks[0].mean, tasks[0].low, tasks[0].high))
 
 
+def test_differences_are_paired(page):
+    first = {"vt": [100.0, 0.0, 100.0], "cwe": [50.0, 50.0]}
+    second = {"vt": [0.0, 0.0, 100.0], "cwe": [40.0, 40.0]}
+    found = page.paired_difference(first, second, ["vt", "cwe"])
+    assert found.mean == pytest.approx((100 / 3 + 10) / 2)
+    # The differences of vt are 100, 0, 0: their variance is 100²/3, that of their mean 100²/9.
+    assert found.high - found.mean == pytest.approx(1.959964 * (100 / 3) / 2)
+    assert page.paired_difference(first, second, ["fwe"]) is None
+
+
 def result():
     def cell(**scores):
         return {"seconds": 4.0, "scores": scores}
@@ -111,9 +121,9 @@ def test_tasks_that_fail_within_the_trained_length_are_left_out_of_the_mean(page
     cells = [cell.strip() for cell in yarn.split("|")[3:-1]]
     assert cells[0].startswith("25 (")  # 50 and 0
     assert cells[1] == "0.33"  # of 100 and 50
-    assert cells[2].startswith("43 (")  # with 80
+    assert cells[3].startswith("43 (")  # with 80
     assert "cache plan, 25 %" in text
-    assert "Left out: `qa_1`: too short." in text
+    assert "Left out: `qa_1` (too short)." in text
     grey = [line for line in text.splitlines() if "(not done within)" in line]
     assert len(grey) == 2
     assert all("`vt`" in line for line in grey)
@@ -265,6 +275,8 @@ def test_from_prompts_to_the_page(ruler, nvidia, tmp_path, monkeypatch, capsys):
         (192, "yarn"),
         (192, "near-far"),
     }
+    assert run("answers", *common, *some, "--tasks", "vt") == 0
+    assert "0 answers to come" in capsys.readouterr().out
     with answers.open("a") as file:
         file.write('{"method": "cut')  # an interruption
     assert run("answers", *common, *some) == 0
@@ -283,9 +295,14 @@ def test_from_prompts_to_the_page(ruler, nvidia, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(ruler, "score_answers", scores)
     monkeypatch.setattr(ruler, "unpacked", lambda say: tmp_path)
+    missing = {"method": "near-far", "length": 192, "task": "niah_single_1", "index": 0}
+    kept = [line for line in lines if not missing.items() <= line.items()]
+    answers.write_text("\n".join(map(json.dumps, [about, *kept])) + "\n")
     assert run("score", answers, "--prompts", prompts, "--out", tmp_path / "scores" / "speller.json") == 0
+    assert "near-far, niah_single_1: left out, since its answers are incomplete" in capsys.readouterr().out
     stored = json.loads((tmp_path / "scores" / "speller.json").read_text())
-    assert stored["lengths"]["192"]["methods"]["near-far"]["scores"]["vt"] == [100.0, 100.0]
+    assert [*stored["lengths"]["192"]["methods"]] == ["none", "yarn", "near-far"]
+    assert stored["lengths"]["192"]["methods"]["near-far"]["scores"] == {"qa_1": [0.0], "vt": [100.0, 100.0]}
     assert run("page", "--scores", tmp_path / "scores", "--out", tmp_path / "ruler.md") == 0
     assert "can do 1 of 3 tasks: `vt`" in (tmp_path / "ruler.md").read_text("utf-8")
     assert run("page", "--scores", tmp_path / "prompts", "--out", tmp_path / "ruler.md") == 2
