@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from helpers.models import save_speller
+from wherewhat.caches.plan import Plan, fingerprint, plannable
 from wherewhat.captures.proof import prove
 from wherewhat.errors import WherewhatError
 from wherewhat.models.loader import load
@@ -204,6 +205,18 @@ def test_a_batch_under_a_method_gives_the_answers_of_its_own_generate(ruler, nvi
     for question, text in zip(some, found, strict=True):
         ids = generate(speller.model, torch.tensor([question.ids]), method, question.new_tokens, proof=proof)[0]
         assert text == speller.tokenizer.decode(ids[len(question.ids) :], skip_special_tokens=True)
+
+
+def test_a_batch_under_a_plan_gives_the_answers_of_generate(ruler, nvidia, speller):
+    proof = prove(speller.model)
+    layers = plannable(proof)
+    full = {layer: (0,) if layer == 0 else () for layer in layers}
+    plan = Plan("speller", fingerprint(speller.model), window=8, sinks=2, layers=layers, full=full)
+    some = ruler.questions(speller, made_set(nvidia, speller, "niah_single_1", 100), 3)
+    with ruler.Way("plan", plan=plan).context(speller, proof, length=100, trained=100):
+        found = ruler.answer_batch(speller, some)
+        assert found == [ruler.generated(speller, question) for question in some]
+    assert found != ruler.answer_batch(speller, some)
 
 
 def test_an_answer_ends_when_its_score_is_certain(ruler, nvidia, speller, monkeypatch):
