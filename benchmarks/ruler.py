@@ -1,0 +1,580 @@
+"""RULER of NVIDIA within and beyond the trained length: the unmodified model, length methods and cache plans.
+
+    python benchmarks/ruler.py prompts smollm2 --lengths 1x 2x --out ruler/smollm2
+    python benchmarks/ruler.py check smollm2 --prompts ruler/smollm2
+    python benchmarks/ruler.py answers smollm2 --prompts ruler/smollm2 --out smollm2.jsonl --device cuda
+    python benchmarks/ruler.py score smollm2.jsonl --prompts ruler/smollm2
+    python benchmarks/ruler.py page
+
+``prompts`` and ``score`` run NVIDIA's code (see ``nvidia_ruler.py``); ``answers`` needs torch and transformers only, so
+it may run on another machine. Lengths are tokens of prompt and answer, or multiples of the trained length (``2x``).
+The unmodified model answers at all of them, length methods beyond the trained length, cache plans (``--plan``, files of
+``wherewhat plan``) within it. Answers are appended to a file, and what it holds is not answered again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import wherewhat
+from nvidia_ruler import PACKAGE, TASKS, VERSION, Prompt, PromptSet, ids_digest, make_all, score_answers, unpacked
+from ruler_page import able_tasks, write_page
+from wherewhat.caches.plan import Plan
+from wherewhat.captures.proof import Proof, prove
+from wherewhat.errors import WherewhatError
+from wherewhat.files import make_folder, write_file
+from wherewhat.lengths import METHODS, LengthMethod, NearFar, extended, find_method
+from wherewhat.models.loaded import LoadedModel, trained_length
+from wherewhat.models.loader import load
+
+UNMODIFIED = "none"
+SLOW = ("infllm", "dynamic-ntk")
+"""Methods that are answered only if they are named: InfLLM reads the whole text again for each token, and dynamic NTK
+rotates all keys again for every 64 queries."""
+STUDIES = Path(__file__).resolve().parents[1] / "studies" / "ruler"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "ruler.md"
+_SAMPLES = 50
+_LOOK = 16
+"""Steps after which finished answers are looked for."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt to be answered.
+
+    Attributes:
+        task: Name of the task.
+        prompt: The sample.
+        ids: Its token ids.
+        new_tokens: Most tokens of the answer.
+    """
+
+    task: str
+    prompt: Prompt
+    ids: tuple[int, ...]
+    new_tokens: int
+
+    def answered(self, text: str) -> bool:
+        """Return whether a text contains all references, so that no further token can change its score."""
+        lower = text.lower()
+        return all(reference.lower() in lower for reference in self.prompt.references)
+
+
+def main() -> int:
+    """Run a command; return 2 if something is wrong with its input."""
+    options = _arguments()
+    if getattr(options, "threads", 0):
+        torch.set_num_threads(options.threads)
+    try:
+        options.run(options)
+    except WherewhatError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="NVIDIA's RULER for length methods and cache plans.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Any, help: str) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = commands.add_parser(name, help=help, description=help)
+        added.set_defaults(run=run)
+        return added
+
+    def model(added: argparse.ArgumentParser) -> None:
+        added.add_argument("model", help="name, folder or file of the model")
+        added.add_argument("--trained", type=int, help="trained length in place of that in the model's configuration")
+        added.add_argument("--lengths", nargs="+", metavar="N", help="tokens, or multiples of the trained length (2x)")
+        added.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=f"of {', '.join(TASKS)}")
+        added.add_argument("--samples", type=int, default=_SAMPLES, help="samples of each task")
+        added.add_argument("--threads", type=int, default=0, help="CPU threads; 0 for torch's choice")
+
+    def device(added: argparse.ArgumentParser) -> None:
+        added.add_argument("--prompts", type=Path, required=True, metavar="DIR", help="folder of 'prompts'")
+        added.add_argument("--device", default="cpu")
+        added.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+        added.add_argument("--batch", type=int, help="most tokens of a batch; default: by the memory of the device")
+
+    added = command("prompts", _prompts, "Write the prompts of all tasks for a model's tokenizer.")
+    model(added)
+    added.add_argument("--out", type=Path, required=True, metavar="DIR")
+    added.add_argument("--patience", type=float, default=900, help="seconds after which a task is left out")
+
+    added = command("answers", _answers, "Answer prompts, greedily; continue where the file ends.")
+    model(added)
+    device(added)
+    usual = [name for name in METHODS if name not in SLOW]
+    added.add_argument(
+        "--methods", nargs="*", choices=METHODS, default=usual, help="default: all but " + ", ".join(SLOW)
+    )
+    added.add_argument("--plan", type=Path, nargs="+", default=[], help="cache plans, run within the trained length")
+    added.add_argument("--near-far-plan", type=Path, help="also near-far for the heads of this plan")
+    added.add_argument("--name", help="name of the model in results")
+    added.add_argument("--minutes", type=float, help="begin no batch after this time")
+    added.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines, continued if it exists")
+
+    added = command("check", _check, "Compare answers of the unmodified model with generate of transformers.")
+    model(added)
+    device(added)
+    added.add_argument("--count", type=int, default=100, help="prompts to compare")
+
+    added = command("score", _score, "Score answers with NVIDIA's evaluate.py.")
+    added.add_argument("answers", type=Path, nargs="+", help="files of 'answers' of one model")
+    added.add_argument("--prompts", type=Path, required=True, metavar="DIR")
+    added.add_argument("--out", type=Path, help="default: studies/ruler/MODEL.json")
+
+    added = command("page", _page, "Write docs/ruler.md from the stored scores.")
+    added.add_argument("--scores", type=Path, default=STUDIES, metavar="DIR")
+    added.add_argument("--out", type=Path, default=PAGE)
+    return parser.parse_args()
+
+
+def _prompts(options: argparse.Namespace) -> None:
+    # Only the tokenizer and the trained length are needed: random weights are made faster than stored ones are read.
+    loaded = load(options.model, weights="random", device="cpu", dtype="bfloat16")
+    lengths = lengths_of(options.lengths or ["1x", "1.5x", "2x", "4x"], options.trained or trained_length(loaded.model))
+    tasks = options.tasks or TASKS
+    make_all(loaded, lengths, tasks, options.samples, options.out, patience=options.patience, say=_print)
+
+
+def lengths_of(names: Sequence[str], trained: int) -> list[int]:
+    """Return lengths in tokens: ``4096`` is one, ``2x`` a multiple of the trained length."""
+    lengths = []
+    for name in names:
+        try:
+            length = round(float(name[:-1]) * trained) if name.endswith("x") else int(name)
+        except ValueError:
+            length = 0
+        if length < 1:
+            raise WherewhatError(f"{name!r} is not a length: give tokens, such as 4096, or a multiple, such as 2x")
+        lengths.append(length)
+    return lengths
+
+
+def _stored(options: argparse.Namespace, trained: int) -> dict[int, list[PromptSet]]:
+    """Return the sets of prompts of a folder by length, with the first samples of each."""
+    names = options.lengths or sorted((path.name for path in options.prompts.glob("[0-9]*")), key=int)
+    stored = {}
+    for length in lengths_of(names, trained):
+        files = [options.prompts / str(length) / f"{task}.jsonl.xz" for task in options.tasks or TASKS]
+        stored[length] = [PromptSet.load(file) for file in files if file.exists()]
+    if not any(stored.values()):
+        raise WherewhatError(f"{options.prompts} has no prompts of these tasks and lengths: write them with 'prompts'")
+    return stored
+
+
+def questions(loaded: LoadedModel, stored: PromptSet, samples: int) -> list[Question]:
+    """Return the first samples of a set with their token ids, which must be those that were counted."""
+    found = []
+    for prompt in stored.prompts[:samples]:
+        ids = tuple(loaded.tokenize(prompt.text))
+        if ids_digest(ids) != prompt.digest:
+            raise WherewhatError(
+                f"{loaded.name} reads sample {prompt.index} of {stored.task} as other tokens than when it was made: "
+                "make the prompts with the tokenizer of this model"
+            )
+        found.append(Question(stored.task, prompt, ids, stored.new_tokens))
+    return found
+
+
+def batches(some: Sequence[Question], most_tokens: int) -> list[list[Question]]:
+    """Return questions in the batches that need the fewest steps of :func:`answer_batch`; ids are not needed.
+
+    A batch takes as many steps as its answers have tokens at most, and one more for each token by which its prompts
+    differ. It has at most ``most_tokens`` tokens, or one question, and answers of one largest length.
+    """
+    made: list[list[Question]] = []
+    for new_tokens in sorted({question.new_tokens for question in some}):
+        group = sorted((x for x in some if x.new_tokens == new_tokens), key=lambda x: x.prompt.tokens)
+        # steps[j]: fewest steps for the first j questions, the last batch of which begins at first[j].
+        steps, first = [0], [0]
+        for stop in range(1, len(group) + 1):
+            longest = group[stop - 1].prompt.tokens
+            least = max(0, stop - max(1, most_tokens // (longest + new_tokens)))
+            start = min(range(least, stop), key=lambda i: steps[i] + longest - group[i].prompt.tokens)
+            steps.append(steps[start] + longest - group[start].prompt.tokens + new_tokens)
+            first.append(start)
+        stop, own = len(group), []
+        while stop:
+            own.append(group[first[stop] : stop])
+            stop = first[stop]
+        made += reversed(own)
+    return made
+
+
+def answer_batch(loaded: LoadedModel, batch: Sequence[Question], *, cached: bool = True) -> list[str]:
+    """Return the greedy answers to prompts of different lengths, without padding.
+
+    All texts are first read up to the length of the shortest prompt. Then each step reads one token of every text: its
+    next token while the prompt lasts, afterwards the most likely one. So each row is computed as if it were alone. A
+    text ends at its end token, with its last new token, or when it contains all references.
+
+    Args:
+        loaded: The model, in the context of a length method or plan if there is one.
+        batch: The prompts.
+        cached: Whether keys are cached; otherwise each step reads the whole texts.
+    """
+    model, ends = loaded.model, end_tokens(loaded)
+    shortest, most = min(len(x.ids) for x in batch), batch[0].new_tokens
+    longest = max(len(x.ids) for x in batch)
+    ids = torch.zeros(len(batch), longest + most, dtype=torch.int64)
+    for row, question in enumerate(batch):
+        ids[row, : len(question.ids)] = torch.tensor(question.ids)
+    lengths = torch.tensor([len(x.ids) for x in batch])
+    ids, lengths = ids.to(model.device), lengths.to(model.device)
+    ended = torch.tensor(sorted(ends), dtype=torch.int64, device=ids.device)
+    open_rows = torch.ones(len(batch), dtype=torch.bool, device=ids.device)
+    cache: Any = None
+    start = 0
+    with torch.no_grad():
+        for place in range(shortest, longest + most):
+            given: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
+            out = model(input_ids=ids[:, start:place], use_cache=cached, logits_to_keep=1, **given)
+            cache, start = (out.past_key_values, place) if cached else (None, 0)
+            best = out.logits[:, -1].argmax(-1)
+            own = place >= lengths
+            ids[:, place] = torch.where(own, best, ids[:, place])
+            open_rows &= ~own | ~torch.isin(best, ended)
+            open_rows &= place + 1 - lengths < most
+            if (place - shortest) % _LOOK == _LOOK - 1:
+                for row in open_rows.nonzero()[:, 0].tolist():
+                    if batch[row].answered(_text(loaded, batch[row], ids[row], place + 1)):
+                        open_rows[row] = False
+                if not bool(open_rows.any()):
+                    break
+    return [_text(loaded, question, row, place + 1) for question, row in zip(batch, ids, strict=True)]
+
+
+def end_tokens(loaded: LoadedModel) -> frozenset[int]:
+    """Return the tokens that end an answer: those at which ``generate`` of transformers stops."""
+    declared = getattr(getattr(loaded.model, "generation_config", None), "eos_token_id", None)
+    declared = loaded.tokenizer.eos_token_id if declared is None else declared
+    return frozenset(() if declared is None else (declared,) if isinstance(declared, int) else declared)
+
+
+def _text(loaded: LoadedModel, question: Question, ids: Tensor, stop: int) -> str:
+    """Return the answer in a row of token ids up to its end token."""
+    start = len(question.ids)
+    written = ids[start : min(stop, start + question.new_tokens)].tolist()
+    ends = end_tokens(loaded)
+    end = next((place for place, token in enumerate(written) if token in ends), len(written))
+    text: str = loaded.tokenizer.decode(written[:end], skip_special_tokens=True)
+    return text
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of running the model: unmodified, under a length method or under a plan.
+
+    Attributes:
+        name: Its name in results.
+        method: The length method; None for none.
+        plan: The cache plan; None for none.
+    """
+
+    name: str
+    method: LengthMethod | None = None
+    plan: Plan | None = None
+
+    @property
+    def cached(self) -> bool:
+        """Whether keys can be cached."""
+        return self.method is None or self.method.cacheable
+
+    def runs_at(self, length: int, trained: int) -> bool:
+        """Return whether it is measured: plans within the trained length, methods beyond, the model itself at both."""
+        if self.plan is not None:
+            return length <= trained
+        return self.method is None or length > trained
+
+    def context(self, loaded: LoadedModel, proof: Proof, *, length: int, trained: int) -> AbstractContextManager[Any]:
+        """Return the context in which the model runs this way; parameters of methods are those for ``length``."""
+        if self.plan is not None:
+            return wherewhat.planned(loaded.model, self.plan, proof=proof)
+        if self.method is None:
+            return nullcontext()
+        fitted = self.method.fitted(trained=trained, length=length) if self.method.is_open else self.method
+        return extended(loaded.model, fitted, proof=proof)
+
+
+def ways(methods: Sequence[str], plans: Sequence[Path], near_far: Path | None) -> list[Way]:
+    """Return the ways that are asked for, the unmodified model first."""
+    found = [Way(UNMODIFIED)]
+    found += [Way(name, method=find_method(name)()) for name in methods if name != UNMODIFIED]
+    if near_far is not None:
+        found.append(Way("near-far-plan", method=NearFar(plan=Plan.load(near_far))))
+    for path in plans:
+        plan = Plan.load(path)
+        found.append(Way(f"plan-{100 * plan.share:.0f}", plan=plan))
+    names = [way.name for way in found]
+    if len(set(names)) < len(names):
+        raise WherewhatError(f"two plans keep the same share ({names[-1]}): give one of them")
+    return found
+
+
+def _answers(options: argparse.Namespace) -> None:
+    loaded = load(options.model, device=options.device, dtype=options.dtype)
+    trained = options.trained or trained_length(loaded.model)
+    stored = _stored(options, trained)
+    about = {"model": options.name or loaded.name, "weights_hash": loaded.weights_hash, "dtype": loaded.dtype}
+    about |= {"trained": trained, "device": _device_name(loaded)}
+    about |= {"versions": {"wherewhat": _version("wherewhat"), "torch": torch.__version__}}
+    done = _resumed(options.out, about)
+    proof = prove(loaded.model)
+    most = options.batch or batch_tokens(loaded)
+    cells = [
+        (length, way)
+        for length in stored
+        for way in ways(options.methods, options.plan, options.near_far_plan)
+        if way.runs_at(length, trained)
+    ]
+    left = _work(cells, stored, options.samples, done, most)
+    _print(
+        f"{loaded.name}: {left.answers:,} answers to come in {left.batches:,} batches, with {left.tokens:,} tokens of "
+        f"prompts and {left.steps:,} steps; {len(done):,} answers are in {options.out}"
+    )
+    started, answered, tokens = time.perf_counter(), 0, 0
+    read: dict[int, list[Question]] = {}
+    with options.out.open("a", encoding="utf-8") as file:
+        for length, way in cells:
+            if length not in read:
+                read = {length: [x for one in stored[length] for x in questions(loaded, one, options.samples)]}
+            asked = [x for x in read[length] if (way.name, length, x.task, x.prompt.index) not in done]
+            if not asked:
+                continue
+            with way.context(loaded, proof, length=length, trained=trained):
+                for batch in batches(asked, most):
+                    seconds = time.perf_counter() - started
+                    if options.minutes is not None and seconds > 60 * options.minutes:
+                        _print(
+                            f"stopped after {seconds / 60:.1f} minutes with {left.answers - answered:,} answers to come"
+                        )
+                        return
+                    began = time.perf_counter()
+                    texts = _answer_or_split(loaded, batch, cached=way.cached)
+                    took = (time.perf_counter() - began) / len(batch)
+                    for question, text in zip(batch, texts, strict=True):
+                        line = {"method": way.name, "length": length, "task": question.task}
+                        line |= {"index": question.prompt.index, "answer": text, "seconds": round(took, 4)}
+                        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                    file.flush()
+                    answered, tokens = answered + len(batch), tokens + sum(x.prompt.tokens for x in batch)
+                    spent = (time.perf_counter() - started) / 60
+                    tasks = ", ".join(sorted({question.task for question in batch}))
+                    _print(
+                        f"{way.name}, {length:,} tokens, {tasks}: {len(batch)} answers, {took:.2f} s each; "
+                        f"{answered:,} of {left.answers:,} in {spent:.1f} min, "
+                        f"about {spent * (left.tokens - tokens) / tokens:.0f} min left"
+                    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is left to do: numbers of answers, batches, prompt tokens, and steps of one token of each text."""
+
+    answers: int
+    batches: int
+    tokens: int
+    steps: int
+
+
+def _work(
+    cells: Sequence[tuple[int, Way]],
+    stored: Mapping[int, Sequence[PromptSet]],
+    samples: int,
+    done: set[tuple[str, int, str, int]],
+    most: int,
+) -> Work:
+    """Return what is left to do before anything is tokenised."""
+    made: list[list[Question]] = []
+    for length, way in cells:
+        asked = [
+            Question(one.task, prompt, (), one.new_tokens)
+            for one in stored[length]
+            for prompt in one.prompts[:samples]
+            if (way.name, length, one.task, prompt.index) not in done
+        ]
+        made += batches(asked, most)
+    return Work(
+        answers=sum(map(len, made)),
+        batches=len(made),
+        tokens=sum(x.prompt.tokens for batch in made for x in batch),
+        steps=sum(batch[-1].prompt.tokens - batch[0].prompt.tokens + batch[0].new_tokens for batch in made),
+    )
+
+
+def _answer_or_split(loaded: LoadedModel, batch: list[Question], *, cached: bool) -> list[str]:
+    """Return the answers to a batch, in halves if the GPU has too little memory for it."""
+    try:
+        return answer_batch(loaded, batch, cached=cached)
+    except torch.OutOfMemoryError:
+        if len(batch) == 1:
+            raise WherewhatError(
+                f"a text of {len(batch[0].ids):,} tokens needs more memory than the GPU has: give shorter ones"
+            ) from None
+    torch.cuda.empty_cache()
+    middle = len(batch) // 2
+    return [x for part in (batch[:middle], batch[middle:]) for x in _answer_or_split(loaded, part, cached=cached)]
+
+
+def batch_tokens(loaded: LoadedModel) -> int:
+    """Return how many tokens a batch may have: their keys take a fifth of a GPU's free memory; one text on a CPU."""
+    if loaded.model.device.type != "cuda":
+        return 1
+    config = loaded.model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    each = 2 * config.num_hidden_layers * config.num_key_value_heads * width * loaded.model.dtype.itemsize
+    free, _ = torch.cuda.mem_get_info(loaded.model.device)
+    return int(free / 5 / each)
+
+
+def _resumed(path: Path, about: Mapping[str, Any]) -> set[tuple[str, int, str, int]]:
+    """Return which answers a file holds; begin it with a line about the model if it does not exist."""
+    if not path.exists():
+        make_folder(path.absolute().parent)
+        write_file(path, (json.dumps(about) + "\n").encode())
+        return set()
+    found, lines = read_answers(path)
+    other = [name for name in ("model", "weights_hash", "dtype", "trained") if found.get(name) != about[name]]
+    if other:
+        raise WherewhatError(f"{path} has answers with another {other[0]} ({found.get(other[0])}): give another file")
+    # A line that was cut by an interruption is removed, so that the next one begins after it.
+    kept = [json.dumps(found), *(json.dumps(line, ensure_ascii=False) for line in lines)]
+    write_file(path, ("\n".join(kept) + "\n").encode())
+    return {(line["method"], line["length"], line["task"], line["index"]) for line in lines}
+
+
+def read_answers(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the line about the model and the answers of a file; a last line that was cut is left out."""
+    try:
+        first, *rest = path.read_text("utf-8").split("\n")
+        about = json.loads(first)
+        lines = [json.loads(line) for line in rest[:-1]]
+    except (OSError, ValueError) as error:
+        raise WherewhatError(f"{path} is not a file of answers ({error}): give one that 'answers' wrote") from None
+    return about, lines
+
+
+def _check(options: argparse.Namespace) -> None:
+    loaded = load(options.model, device=options.device, dtype=options.dtype)
+    stored = _stored(options, options.trained or trained_length(loaded.model))
+    each = max(1, -(-options.count // sum(map(len, stored.values()))))
+    some = [x for sets in stored.values() for one in sets for x in questions(loaded, one, each)][: options.count]
+    equal, compared = 0, 0
+    for batch in batches(some, options.batch or batch_tokens(loaded)):
+        texts = answer_batch(loaded, batch)
+        for question, text in zip(batch, texts, strict=True):
+            plain = generated(loaded, question)
+            same = agree(question, text, plain)
+            equal, compared = equal + same, compared + 1
+            _print(f"{question.task} {question.prompt.index}: {'equal' if same else f'{text!r}, generate: {plain!r}'}")
+    _print(f"{equal} of {compared} answers are those of generate")
+    if equal < compared:
+        raise WherewhatError(f"{compared - equal} of {compared} answers differ from generate: compare in float32")
+
+
+def generated(loaded: LoadedModel, question: Question) -> str:
+    """Return the greedy answer of ``generate`` of transformers to one prompt."""
+    ids = torch.tensor([question.ids], device=loaded.model.device)
+    with torch.no_grad():
+        out = loaded.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=question.new_tokens,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=next(iter(end_tokens(loaded)), 0),
+        )
+    return _text(loaded, question, out[0], out.shape[1])
+
+
+def agree(question: Question, text: str, plain: str) -> bool:
+    """Return whether an answer is that of ``generate``, or its beginning up to the point where its score is certain."""
+    return text == plain or (question.answered(text) and plain.startswith(text.rstrip("\ufffd")))
+
+
+def _score(options: argparse.Namespace) -> None:
+    folder = unpacked(_print)
+    read = [read_answers(path) for path in options.answers]
+    about = read[0][0]
+    for other, _ in read[1:]:
+        if other["weights_hash"] != about["weights_hash"]:
+            raise WherewhatError(f"{options.answers[1]} has answers of another model: score one model at a time")
+    cells: dict[tuple[int, str], dict[str, list[tuple[Prompt, str]]]] = {}
+    sets: dict[tuple[int, str], dict[int, Prompt]] = {}
+    seconds: dict[tuple[int, str], float] = {}
+    lines = {(x["length"], x["method"], x["task"], x["index"]): x for _, some in read for x in some}
+    order = {name: place for place, name in enumerate((UNMODIFIED, *METHODS))}
+    for (length, method, task, index), line in sorted(
+        lines.items(), key=lambda item: (item[0][0], order.get(item[0][1], len(order)), *item[0][1:])
+    ):
+        if (length, task) not in sets:
+            one = PromptSet.load(options.prompts / str(length) / f"{task}.jsonl.xz")
+            sets[length, task] = {prompt.index: prompt for prompt in one.prompts}
+        cells.setdefault((length, method), {}).setdefault(task, []).append((sets[length, task][index], line["answer"]))
+        seconds[length, method] = seconds.get((length, method), 0.0) + line["seconds"]
+    result: dict[str, Any] = {**about, "ruler": f"{PACKAGE} {VERSION}", "lengths": {}}
+    for (length, method), tasks in cells.items():
+        for task in [name for name, pairs in tasks.items() if [x.index for x, _ in pairs] != list(range(len(pairs)))]:
+            _print(f"{length:,} tokens, {method}, {task}: left out, since its answers are incomplete")
+            del tasks[task]
+        if not tasks:
+            continue
+        left_out = options.prompts / str(length) / "left-out.json"
+        at = result["lengths"].setdefault(str(length), {"left_out": {}, "methods": {}})
+        if left_out.exists():
+            at["left_out"] = json.loads(left_out.read_text("utf-8"))
+        scores = score_answers(folder, tasks)
+        at["methods"][method] = {
+            "seconds": round(seconds[length, method], 1),
+            "scores": {task: [round(x, 2) for x in each] for task, each in scores.items()},
+        }
+        shown = (f"{task} {sum(each) / len(each):.0f}" for task, each in scores.items())
+        _print(f"{length:,} tokens, {method}: " + ", ".join(shown))
+    _print("within its trained length the model can do: " + (", ".join(able_tasks(result)) or "none of the tasks"))
+    path = options.out or STUDIES / f"{about['model'].lower()}.json"
+    make_folder(path.parent)
+    write_file(path, (json.dumps(result, separators=(",", ":")) + "\n").encode())
+    _print(f"{path}")
+
+
+def _page(options: argparse.Namespace) -> None:
+    files = sorted(options.scores.glob("*.json"))
+    if not files:
+        raise WherewhatError(f"{options.scores} has no scores: write them with 'score'")
+    write_file(options.out, write_page([json.loads(file.read_text("utf-8")) for file in files]).encode())
+    _print(f"{options.out}")
+
+
+def _device_name(loaded: LoadedModel) -> str:
+    device = loaded.model.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "source"
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
