@@ -219,7 +219,7 @@ the shortest, then one token of each at a time.
 - Tasks are chosen by the same answers within the trained length to which methods are compared, so the comparison is a
   little too hard for methods.
 - `prepare.py` counts neither the token in front of a text nor, in `fwe`, the answer; it is asked for as much less as is
-  needed for both to fit. Prompts may be some hundred tokens shorter than the length.
+  needed for both to fit. It adds text in steps, so that prompts are up to two fifths shorter than the length.
 - The two tasks of questions are left out below {SHORTEST_QA:,} tokens, where RULER's generator does not end.
 - InfLLM and dynamic NTK are answered only if they are named with `--methods`: InfLLM reads the whole text again for
   each new token, and dynamic NTK rotates all keys again for every 64 queries.
