@@ -23,7 +23,8 @@ TITLES = {
     "stories15m": "stories15M",
     "multihop": "multi-hop models",
 }
-"""Column by file name; claims that NAME.json does not judge are taken from NAME-long.json, of longer texts."""
+"""Column by file name; claims that NAME.json does not judge are taken from NAME-long.json, of longer texts, and from
+NAME-25.json, of claim 25 alone."""
 
 WORDS = {"not judged": "", "cannot be told": "open", "does not hold": "**no**", "holds": "holds"}
 
@@ -32,7 +33,7 @@ def results(folder: Path = FOLDER) -> dict[str, dict[int, dict[str, Any]]]:
     """Return the judged claims by column and number."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for name, title in TITLES.items():
-        for path in (folder / f"{name}.json", folder / f"{name}-long.json"):
+        for path in (folder / f"{name}{ending}.json" for ending in ("", "-long", "-25")):
             for one in json.loads(path.read_text("utf-8"))["claims"] if path.exists() else ():
                 claims = found.setdefault(title, {})
                 if claims.get(one["number"], {"verdict": "not judged"})["verdict"] == "not judged":
@@ -44,7 +45,7 @@ def table(found: dict[str, dict[int, dict[str, Any]]]) -> Iterator[str]:
     """Yield the lines of the table."""
     yield "| claim | " + " | ".join(found) + " | another verdict under resampling |"
     yield "|---" * (len(found) + 2) + "|"
-    for number in range(1, 25):
+    for number in range(1, 26):
         cells = [cell(claims.get(number)) for claims in found.values()]
         shares = filter(None, (changed(title, claims.get(number)) for title, claims in found.items()))
         yield f"| {number} | " + " | ".join([*cells, ", ".join(shares) or "not resampled"]) + " |"
