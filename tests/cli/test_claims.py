@@ -110,6 +110,15 @@ def test_stored_results_side_by_side(cli, tmp_path):
     assert (outcome.code, outcome.err.count("\n")) == (2, 1)
 
 
+def test_no_name_in_a_stored_result_leaves_its_folder(cli, tmp_path):
+    stored = json.loads(STORED[0].read_text("utf-8"))
+    (tmp_path / "in.json").write_text(json.dumps(stored | {"model": "<b>/../../other"}), "utf-8")
+    outcome = cli("claims", tmp_path / "in.json", "--out", tmp_path / "out" / "deep")
+    assert outcome.code == 0, outcome.err
+    pages = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.html")]
+    assert pages == ["out/deep/claims-b-.-.-other.html"]
+
+
 def test_wrong_input_is_one_line(cli, model):
     for arguments, message in (
         (("--claim", 30), "there is no claim 30: choose from 1 to 25"),

@@ -187,3 +187,18 @@ def test_measured_on_other_families(name):
     )
     assert all("copy_attention" in layer.heads for layer in found.layers)
     assert math.isfinite(found.whole["planted"])
+
+
+def test_controls_that_change_the_same_or_nothing_are_undefined(monkeypatch):
+    monkeypatch.setattr(retrieval, "LEAST_GAIN", -math.inf)
+    monkeypatch.setattr(retrieval, "retrieval_heads", lambda read: {x: torch.ones_like(y) > 0 for x, y in read.items()})
+    options = {"queries": 1, "masking": False, "retrieval": True}
+    found = measure_frequencies(
+        ModelSubject(SimpleNamespace(model=llama())), random_ids(3), FrequenciesConfig(**options)
+    )
+    assert "planted_lost_masked_random" in found.whole
+    assert not {"planted_lost_masked_others", "planted_lost_unrotated_others"} & set(found.whole)
+    whole = FrequenciesConfig(**options, bands=1)
+    found = measure_frequencies(ModelSubject(SimpleNamespace(model=llama())), random_ids(3), whole)
+    assert "planted_lost_masked" in found.whole
+    assert not {"planted_lost_masked_random", "planted_lost_unrotated_random"} & set(found.whole)

@@ -176,6 +176,27 @@ def test_other_models_and_wrong_names_are_refused(tmp_path):
     assert not written(tmp_path)
 
 
+def test_no_export_is_written_over_another_file(tmp_path):
+    """Neither over the plan, nor over a file or record of another export, however its path is spelled."""
+    saved = layer_plan("llama").save(tmp_path / "plan.json")
+    content = saved.read_bytes()
+    for name in ("plan.json", "there/../plan.json"):
+        with pytest.raises(ConfigError, match="the plan and --export vllm have the same path"):
+            export_plan(saved, {"vllm": tmp_path / name}, model=shared("llama"))
+    for first, second in (
+        (("vllm", "x.json"), ("swaa", "y/../x.json")),
+        (("vllm", "x.json"), ("swaa", "x.json.check.json")),
+        (("vllm", "x/config.json"), ("kvpress", "x")),
+        (("kvpress", "x"), ("duoattention", "x")),
+    ):
+        with pytest.raises(ConfigError, match="have the same path"):
+            export_paths({kind: tmp_path / name for kind, name in (first, second)})
+    with pytest.raises(ConfigError, match="--triattention and --export vllm have the same path"):
+        export_paths({"vllm": tmp_path / "x"}, others={"--file": None, "--triattention": tmp_path / "x"})
+    assert saved.read_bytes() == content
+    assert written(tmp_path) == ["plan.json"]
+
+
 def real_bytes(cache):
     """Bytes of a cache's keys and values, without those that are reserved ahead."""
     total = 0

@@ -481,6 +481,28 @@ def test_wrong_requests_are_refused(tmp_path):
         Judgement.load(tmp_path / "none.json")
 
 
+def test_damaged_fields_of_stored_claims_are_named(tmp_path):
+    number = {"title": "n", "mean": None, "low": None, "high": 1.0, "n": 2, "control": None, "control_title": ""}
+    texts_of = dict.fromkeys(("verdict", "condition", "statement", "source", "change"), "holds")
+    claim = {"number": 1, **texts_of, "notes": [], "runs": ["r"], "numbers": [number], "parts": []}
+    whole = {"wherewhat_claims": 1, "model": "m", "weights": "trained", "claims": [claim]}
+    file = tmp_path / "claims.json"
+    file.write_text(json.dumps(whole))
+    assert Judgement.load(file).data == whole  # as written before titles, bounds and stability were stored
+    for changes, at in (
+        ({"claims": 5}, "claims"),
+        ({"claims": [{}]}, r"claims\[0\].number"),
+        ({"model": None}, "model"),
+        ({"documents": 3}, "documents"),
+        ({"claims": [claim, claim | {"number": True}]}, r"claims\[1\].number"),
+        ({"claims": [claim | {"numbers": [{"mean": 1}]}]}, r"claims\[0\].numbers\[0\].low"),
+        ({"claims": [claim | {"stability": {"changed": 0.5}}]}, r"claims\[0\].stability.over"),
+    ):
+        file.write_text(json.dumps(whole | changes))
+        with pytest.raises(ConfigError, match=f"are damaged at {at}: write them again"):
+            Judgement.load(file)
+
+
 def test_newest_claims_that_are_not_damaged_are_shown(tmp_path):
     model = tiny("llama")
     made = judge_claims(model, claims=(1, 11), texts=texts(), out=tmp_path)

@@ -16,6 +16,7 @@ from wherewhat.cli import options
 from wherewhat.cli.options import with_fields
 from wherewhat.cli.tables import LONGEST_LINE, print_line
 from wherewhat.errors import ConfigError, printable
+from wherewhat.files import slug
 from wherewhat.progress import TerminalProgress, counted
 from wherewhat.runs.request import ModelRequest
 
@@ -119,7 +120,8 @@ def claims(
             print_details(console, data["claims"])
     for path in paths:
         print_line(console, path)
-    names = "-".join(str(data["model"]) for data in results)[:_LONGEST_NAME]
+    # The names in files are any text; as parts of a path they must not leave the folder.
+    names = "-".join(slug(data["model"], fallback="model") for data in results)[:_LONGEST_NAME]
     page = paths[0].with_suffix(".html") if len(models) == len(paths) == 1 else out / f"claims-{names}.html"
     print_line(console, write_claims_page(results, page, runs=folders))
 

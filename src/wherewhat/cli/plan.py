@@ -78,7 +78,7 @@ def plan(
     from wherewhat.report.figures import pareto_figure, save_figure
 
     model = ModelRequest(**{field.name: fields.pop(field.name) for field in dataclasses.fields(ModelRequest)})
-    exports = export_paths(export or ())
+    exports = export_paths(export or (), others={"--plan": saved, "--file": file})
     named: dict[str, Any] = {str(kind): path for kind, path in exports.items()}
     console, progress = Console(), TerminalProgress()
     if saved is not None:

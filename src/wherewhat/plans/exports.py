@@ -42,14 +42,22 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _FOLDERS: tuple[Kind, ...] = ("duoattention", "kvpress")
 """Engines that read a folder of two files; the others read one file."""
+_PATTERN, _SIZES = "full_attention_heads.tsv", "config.json"
 _NO_SINKS: tuple[Kind, ...] = ("transformers", "vllm", "tensorrt-llm")
 _SWAA_MODELS = ("llama", "qwen2", "qwen3", "qwen3_moe")
 _TAIL, _DECODED = 32, 4
 """Last tokens of the prompt whose logits are compared, and how many of them are decoded one at a time."""
 
 
-def export_paths(exports: Mapping[str, str | os.PathLike[str]] | Iterable[str]) -> dict[Kind, Path]:
-    """Return the paths to write by engine, checked, from a mapping or from words such as ``vllm=overrides.json``."""
+def export_paths(
+    exports: Mapping[str, str | os.PathLike[str]] | Iterable[str],
+    *,
+    others: Mapping[str, str | os.PathLike[str] | None] | None = None,
+) -> dict[Kind, Path]:
+    """Return the paths to write by engine, checked, from a mapping or from words such as ``vllm=overrides.json``.
+
+    No file is written over another one, or over one of ``others``, by the option that names it.
+    """
     named: dict[str, str | os.PathLike[str]] = {}
     for word, path in exports.items() if isinstance(exports, Mapping) else (_pair(text) for text in exports):
         if word not in KINDS:
@@ -59,9 +67,20 @@ def export_paths(exports: Mapping[str, str | os.PathLike[str]] | Iterable[str]) 
         named[word] = path
     checks = {kind: output_folder if kind in _FOLDERS else output_file for kind in KINDS}
     paths = {kind: checks[kind](named[kind], name=f"--export {kind}") for kind in KINDS if kind in named}
-    if len(set(paths.values())) < len(paths):
-        raise ConfigError("two kinds of --export have the same path: give each its own")
+    taken = {os.path.realpath(path): name for name, path in (others or {}).items() if path is not None}
+    for kind, path in paths.items():
+        for file in (path, *_files(kind, path)):
+            name = taken.setdefault(os.path.realpath(file), f"--export {kind}")
+            if name != f"--export {kind}":
+                raise ConfigError(f"{name} and --export {kind} have the same path {shown(file)}: give each its own")
     return paths
+
+
+def _files(kind: Kind, path: Path) -> list[Path]:
+    """Return the files of an export; the last one is the record of its check."""
+    if kind in _FOLDERS:
+        return [path / _PATTERN, path / _SIZES, path / "check.json"]
+    return [path, path.with_name(f"{path.name}.check.json")]
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -114,7 +133,8 @@ def export_plan(
     Examples:
         >>> export_plan("plan.json", {"vllm": "overrides.json"}, model="my-model")
     """
-    paths, progress = export_paths(exports), progress or Silent()
+    paths = export_paths(exports, others={} if isinstance(plan, Plan) else {"the plan": plan})
+    progress = progress or Silent()
     plan = plan if isinstance(plan, Plan) else Plan.load(os.fspath(plan))
     check_kinds(paths, plan.unit, plan.sinks)
     check_integer("context", context, least=1, most=MOST_TOKENS, optional=True)
@@ -140,6 +160,8 @@ def finish_plan(
     use = cache_use(loaded.model, proof, plan, context=context, memory=memory)
     target = _Target(loaded, proof, plan, use["context"])
     written = {kind: (path, *target.export(kind)) for kind, path in paths.items()}
+    for kind, path in paths.items():
+        make_folder(path if kind in _FOLDERS else path.parent)
     for kind, (path, files, check) in written.items():
         described: dict[str, Any] = {
             "export": kind,
@@ -149,12 +171,8 @@ def finish_plan(
             "plan": {"unit": plan.unit, "window": plan.window, "sinks": plan.sinks, "share": plan.share},
             "versions": collect_versions(),
         }
-        folder = path if kind in _FOLDERS else path.parent
-        make_folder(folder)
-        for name, content in files.items():
-            write_file(folder / (name or path.name), content)
-        record = "check.json" if kind in _FOLDERS else f"{path.name}.check.json"
-        write_file(folder / record, readable_json(described))
+        for file, content in zip(_files(kind, path), (*files.values(), readable_json(described)), strict=True):
+            write_file(file, content)
     checks = [{"export": kind, "check": check} for kind, (_, _, check) in written.items()]
     return dataclasses.replace(plan, provenance={**plan.provenance, "cache": use, "exports": checks})
 
@@ -256,8 +274,8 @@ class _Target:
             heads = self.plan.full_heads(layer)[:: count.heads // count.groups]
             assert tuple(read[layer].tolist()) == heads, "the pattern is not that of the plan"
         files = {
-            "full_attention_heads.tsv": ("\n".join(lines) + "\n").encode(),
-            "config.json": readable_json(size),
+            _PATTERN: ("\n".join(lines) + "\n").encode(),
+            _SIZES: readable_json(size),
         }
         return files, "read again by the threshold of DuoAttention (fe93c31): the key heads of the plan"
 
@@ -357,19 +375,13 @@ def compare_overrides(model: Any, proof: Proof, plan: Plan, overrides: Mapping[s
             f"a window of {plan.window} is as long as the longest text of {plan.model}: give a smaller one"
         )
     other = _rebuilt(model, overrides)
+    message = f"{type(model).__name__} with layer_types does not run, so that the export cannot be checked"
     with torch.no_grad(), unobserved():
         plain = _tail(model, ids)
         with planned(model, plan, proof=proof, small_cache=False):
             expected = _tail(model, ids)
-        whole = _tail(other, ids)
-        cache, parts = None, []
-        starts = [0, *range(tokens - _DECODED, tokens), tokens]
-        for start, end in itertools.pairwise(starts):
-            cached: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
-            output = other(input_ids=ids[:, start:end], use_cache=True, **cached, **last_logits(other, _TAIL))
-            cache = output.past_key_values
-            parts.append(output.logits)
-        decoded = torch.cat(parts, 1)[:, -_TAIL:]
+        with as_one_line(MeasureError, message):
+            whole, decoded = _tail(other, ids), _decoded(other, ids)
     scale = float(expected.abs().max())
 
     def apart(logits: Tensor, reference: Tensor) -> float:
@@ -400,6 +412,17 @@ def _tail(model: Any, ids: Tensor) -> Tensor:
     """Return the logits of the last tokens, from a pass without a cache."""
     logits: Tensor = model(input_ids=ids, use_cache=False, **last_logits(model, _TAIL)).logits
     return logits[:, -_TAIL:]
+
+
+def _decoded(model: Any, ids: Tensor) -> Tensor:
+    """Return the same from passes with the model's own cache, the last of which are over single tokens."""
+    tokens, cache, parts = ids.shape[1], None, []
+    for start, end in itertools.pairwise([0, *range(tokens - _DECODED, tokens), tokens]):
+        cached: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
+        output = model(input_ids=ids[:, start:end], use_cache=True, **cached, **last_logits(model, _TAIL))
+        cache = output.past_key_values
+        parts.append(output.logits)
+    return torch.cat(parts, 1)[:, -_TAIL:]
 
 
 def _rebuilt(model: Any, overrides: Mapping[str, Any]) -> Any:

@@ -123,7 +123,7 @@ def make_plan(
     progress, out = progress or Silent(), output_folder(out, name="--out", writable=False)
     if triattention is not None:
         triattention = output_file(triattention, name="--triattention")
-    paths = export_paths(exports or {})
+    paths = export_paths(exports or {}, others={"--triattention": triattention})
     check_kinds(paths, request.unit, request.sinks)
     needed = request.choosing + request.documents
     documents = list(texts) if texts is not None else read_documents(files)

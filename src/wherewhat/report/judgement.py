@@ -143,7 +143,61 @@ class Judgement:
         data = parse_object(read_user_file(path, name="the claims")) or {}
         if data.get("wherewhat_claims") != FORMAT:
             raise ConfigError(f"{path} is not a file of judged claims: write one with wherewhat claims")
+        wrong = _wrong_field(data, _FIELDS)
+        if wrong:
+            raise ConfigError(f"the claims {path} are damaged at {wrong}: write them again with wherewhat claims")
         return cls(dict(data))
+
+
+_NUMBER: dict[str, Any] = {**dict.fromkeys(("mean", "low", "high"), (int, float, None)), "n": (int,)}
+_FIELDS: dict[str, Any] = {
+    "model": (str,),
+    "weights": (str,),
+    "documents?": (list,),
+    "claims": [
+        {
+            "number": (int,),
+            **dict.fromkeys(("verdict", "condition", "statement", "source", "change", "title?"), (str,)),
+            "notes": [(str,)],
+            "runs": [(str,)],
+            "numbers": [{**_NUMBER, "title": (str,), "control": (int, float, None), "control_title": (str,)}],
+            "parts": [
+                {
+                    "statement": (str,),
+                    "outcome": (bool, None),
+                    "bounds?": [{**_NUMBER, "outcome": (bool, None), "side": (str,), "threshold": (int, float)}],
+                }
+            ],
+            "stability?": {
+                "over": (str,),
+                "verdict": (str,),
+                "changed": (int, float, None),
+                "resamples": (int,),
+                "verdicts": (dict,),
+            },
+        }
+    ],
+}
+"""Types of the fields of a file that are shown; those of later versions end in a question mark."""
+
+
+def _wrong_field(value: Any, types: Any, at: str = "") -> str:
+    """Return the place of a value that has another type, or is missing; empty if there is none."""
+    if isinstance(types, tuple):
+        allowed = tuple(type(None) if kind is None else kind for kind in types)
+        right = isinstance(value, allowed) and (bool in types or not isinstance(value, bool))
+        return "" if right else at
+    if not isinstance(value, list if isinstance(types, list) else Mapping):
+        return at
+    if isinstance(types, list):
+        return next(filter(None, (_wrong_field(x, types[0], f"{at}[{i}]") for i, x in enumerate(value))), "")
+    for field, inner in types.items():
+        name = field.rstrip("?")
+        if name in value or name == field:
+            wrong = _wrong_field(value.get(name, ...), inner, f"{at}.{name}".lstrip("."))
+            if wrong:
+                return wrong
+    return ""
 
 
 @checked(model=model_request, files=file_names, texts=documents_of)
