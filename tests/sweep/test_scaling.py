@@ -300,8 +300,12 @@ def test_an_interrupted_sweep_is_resumed(parts, many, whole, sweep_file, tmp_pat
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        sweep(file, watch=Told(), store=str(store), workers=2, work=meeting.slow)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore the signal
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sweep(file, watch=Told(), store=str(store), workers=2, work=meeting.slow)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert len(statuses(Folder(store))[0].records) < 3
     outcome = sweep(file, watch=Told(), store=str(store), workers=2, work=meeting.perform)
     assert not outcome.failed

@@ -187,10 +187,12 @@ def _wrong_field(value: Any, types: Any, at: str = "") -> str:
         allowed = tuple(type(None) if kind is None else kind for kind in types)
         right = isinstance(value, allowed) and (bool in types or not isinstance(value, bool))
         return "" if right else at
-    if not isinstance(value, list if isinstance(types, list) else Mapping):
-        return at
     if isinstance(types, list):
+        if not isinstance(value, list):
+            return at
         return next(filter(None, (_wrong_field(x, types[0], f"{at}[{i}]") for i, x in enumerate(value))), "")
+    if not isinstance(value, Mapping):
+        return at
     for field, inner in types.items():
         name = field.rstrip("?")
         if name in value or name == field:

@@ -126,9 +126,9 @@ def retrieval_scores(
             f"planted_lost_{name}": 1 - after[text] / gain if gain > LEAST_GAIN else nan
             for name, after in gains.items()
         }
-        for control, own in (("random", "slow"), ("others", "none")):
+        for control, same in (("random", "slow"), ("others", "none")):
             # Without other planes or other heads there is no control.
-            if all(torch.equal(planes[own][layer][text], planes[control][layer][text]) for layer in slow):
+            if all(torch.equal(planes[same][layer][text], planes[control][layer][text]) for layer in slow):
                 lost |= dict.fromkeys((f"planted_lost_masked_{control}", f"planted_lost_unrotated_{control}"), nan)
         scores.append({"planted": gain} | lost)
     return scores
