@@ -25,12 +25,10 @@ from wherewhat.caches.plan import Plan, plannable
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import prove
 from wherewhat.measures.extend.retrieval import copy_attention, plant
+from wherewhat.measures.frequencies.retrieval import RETRIEVAL_SHARE
 from wherewhat.measures.statistics import in_words, interval
 from wherewhat.measures.variants import DEPTHS, RUN
 from wherewhat.runs.subject import ModelSubject
-
-SHARE = 0.1
-"""Share of heads that count as those that retrieve."""
 
 
 def write(line: str) -> None:
@@ -40,7 +38,7 @@ def write(line: str) -> None:
 
 def top(attention: Tensor) -> Tensor:
     """Return True for the tenth of heads with the most attention, ``(heads, …)`` each."""
-    count = max(1, round(SHARE * len(attention)))
+    count = max(1, round(RETRIEVAL_SHARE * len(attention)))
     order = attention.argsort(dim=0, descending=True, stable=True)
     return torch.zeros_like(attention, dtype=torch.bool).scatter_(0, order[:count], True)
 
@@ -81,7 +79,7 @@ def main() -> None:
     by_document = [read(subject, layers, one) for one in ids]
     heads = len(by_document[0])
     write(f"{loaded.name}: {heads} planned heads, {options.documents} documents of {options.tokens} tokens")
-    write(f"  chance: {round(SHARE * heads) / heads:.2f}")
+    write(f"  chance: {round(RETRIEVAL_SHARE * heads) / heads:.2f}")
     tokens = [fmean(overlap(list(top(question).unbind(-1))) for question in found.unbind(1)) for found in by_document]
     questions = [overlap(list(top(found.mean(-1)).unbind(-1))) for found in by_document]
     whole = [top(found.mean((-1, -2))) for found in by_document]

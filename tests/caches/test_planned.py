@@ -14,13 +14,11 @@ import torch
 from transformers import DynamicCache
 
 from fuzz.mutations import changed
-from helpers.capture import proved, shared, tiny, tokens
+from helpers.capture import dense_logits, proved, shared, tiny, tokens
 from helpers.tolerance import rounding
 from wherewhat.caches.limited_cache import LimitedLayer, planned
 from wherewhat.caches.plan import LayerHeads, Plan, fingerprint, plannable
-from wherewhat.captures.proof import intervene
 from wherewhat.errors import ConfigError, LoadError, MeasureError
-from wherewhat.measures.attention import attention_output
 from wherewhat.plans.exports import export_plan
 
 # MHA, GQA, soft-cap with windows, sink columns with windows, windows, and two families with their own attention code.
@@ -34,26 +32,6 @@ def plan_of(family, *, unit="group", window=5, sinks=2):
     full = {layer: tuple(range(i % 2, count.units(unit), 2 + i)) for i, (layer, count) in enumerate(layers.items())}
     full[max(layers)] = ()
     return Plan(family, fingerprint(model), window, sinks, layers, full, unit)
-
-
-def dense(model, ids, plan):
-    """Logits under a mask of all pairs of tokens."""
-
-    def edit(attention):
-        full = plan.full_heads(attention.layer)
-        if not full:
-            return None
-
-        def pattern(rows):
-            i = torch.arange(attention.n)[rows, None] + attention.m - attention.n
-            j = torch.arange(attention.m)
-            seen = torch.tensor(full)[:, None, None] | (i - j < plan.window) | (j < plan.sinks)
-            return attention.weigh(attention.attn_scores(rows).masked_fill(~seen, -torch.inf), rows)
-
-        return attention_output(attention, block_mib=1, pattern=pattern)
-
-    with torch.no_grad(), intervene(model, edit):
-        return torch.cat([model(input_ids=row[None], use_cache=False).logits for row in ids])
 
 
 def in_pieces(model, ids, pieces):
@@ -89,7 +67,7 @@ def test_plan_and_its_cache_equal_a_dense_mask(family):
     model, ids = shared(family), tokens(N, batch=2)
     for unit in ("group", "head"):
         plan = plan_of(family, unit=unit)
-        expected = dense(model, ids, plan)
+        expected = dense_logits(model, ids, plan)
         close = close_to(expected)
         with torch.no_grad(), planned(model, plan):
             torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, expected, **close)
@@ -107,7 +85,7 @@ def test_any_window_number_of_sinks_and_share_of_groups():
     for plan in (*plans, none, full):
         with torch.no_grad(), planned(model, plan):
             found = in_pieces(model, ids, [10, *[1] * (N - 10)])[0]
-        expected = model(input_ids=ids).logits if plan is full else dense(model, ids, plan)
+        expected = model(input_ids=ids).logits if plan is full else dense_logits(model, ids, plan)
         torch.testing.assert_close(found, expected, **close_to(expected), msg=lambda m, p=plan: f"{p}: {m}")
 
 
@@ -121,7 +99,7 @@ def test_generation_equals_passes_without_a_cache(family):
         beams = model.generate(ids, num_beams=3, **options)
         slow = model.generate(ids, num_beams=3, use_cache=False, **options)
     assert written.shape == (1, 32)
-    assert torch.equal(written[0, 20:], dense(model, written, plan)[0, 19:-1].argmax(-1))
+    assert torch.equal(written[0, 20:], dense_logits(model, written, plan)[0, 19:-1].argmax(-1))
     assert torch.equal(beams, slow)
 
 
@@ -130,7 +108,7 @@ def test_half_precision_and_eager_attention():
     for model in (tiny("llama", attn_implementation="eager"), tiny("llama", dtype=torch.bfloat16)):
         with torch.no_grad(), planned(model, plan):
             found = in_pieces(model, ids, [10, *[1] * (N - 10)])[0]
-        expected = dense(model, ids, plan)
+        expected = dense_logits(model, ids, plan)
         if model.dtype == torch.float32:
             torch.testing.assert_close(found, expected, **close_to(expected))
         else:  # each of some dozen operations rounds by half of ε

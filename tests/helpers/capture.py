@@ -16,6 +16,7 @@ from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import Proof, capture, intervene, prove
 from wherewhat.captures.stream import ResidualStream
+from wherewhat.measures.attention import attention_output
 from wherewhat.measures.swaps.logits import QueryLogits
 from wherewhat.measures.variants import VariantRuns
 
@@ -131,3 +132,23 @@ def swapped_logits(query: QueryLogits) -> torch.Tensor:
     """Logits of all keys at all positions before soft-cap and bias, ``(groups, rows, contents, places)``."""
     q, k, turns = (x.to(torch.complex128) for x in (query.q, query.k, query.turns.expand(len(query.k), -1, -1)))
     return torch.einsum("grf,gcf,gpf->grcp", q.conj(), k, turns).real
+
+
+def dense_logits(model: Any, ids: torch.Tensor, plan: Any) -> torch.Tensor:
+    """Logits under a plan by a mask of all pairs of tokens, one text at a time."""
+
+    def edit(attention: LayerAttention) -> torch.Tensor | None:
+        full = plan.full_heads(attention.layer)
+        if not full:
+            return None
+
+        def pattern(rows: slice) -> torch.Tensor:
+            i = torch.arange(attention.n)[rows, None] + attention.m - attention.n
+            j = torch.arange(attention.m)
+            seen = torch.tensor(full)[:, None, None] | (i - j < plan.window) | (j < plan.sinks)
+            return attention.weigh(attention.attn_scores(rows).masked_fill(~seen, -torch.inf), rows)
+
+        return attention_output(attention, block_mib=1, pattern=pattern)
+
+    with torch.no_grad(), intervene(model, edit):
+        return torch.cat([model(input_ids=row[None], use_cache=False).logits for row in ids])

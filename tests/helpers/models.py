@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "."]
 
@@ -155,3 +155,21 @@ def on_disk(folder, tmp_path):
     )
     assert any(parameter.is_meta for parameter in model.parameters())
     return plain, replace(plain, model=model.eval())
+
+
+def sharp_llama(vocabulary: int) -> LlamaForCausalLM:
+    """A tiny Llama of two layers whose attention depends on its queries and keys."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model = LlamaForCausalLM(config).eval()
+    for layer in model.model.layers:
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            projection.weight.data *= 10
+    return model

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
 from helpers.capture import TinySubject, proved, shared, swapped_logits, tokens
 from helpers.capture import run as captured
-from helpers.models import save_model
+from helpers.models import save_model, sharp_llama
 from helpers.tolerance import rounding
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
@@ -453,19 +452,9 @@ def encode(text):
 
 def massive_model():
     """A tiny Llama with one massive dimension in the queries and keys of every head."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    model = LlamaForCausalLM(config).eval()
+    model = sharp_llama(VOCABULARY)
     for layer in model.model.layers:
         for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
-            projection.weight.data *= 10
             projection.weight.data[15::16] *= 30  # the slowest plane
     return model
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
 from helpers.capture import TinySubject, shared, tokens
 from helpers.capture import run as captured
+from helpers.models import sharp_llama
 from wherewhat.errors import MeasureError
 from wherewhat.measures.extend.retrieval import copy_attention, plant
 from wherewhat.measures.frequencies import FrequenciesConfig, frequencies_measurement, retrieval
@@ -24,24 +24,6 @@ from wherewhat.runs.subject import ModelSubject
 
 DEPTHS, RUN, N, VOCABULARY = (0, 25, 50, 75), 16, 160, 64
 CONFIG = FrequenciesConfig(queries=1, masking=False, retrieval=True)
-
-
-def llama():
-    """A tiny Llama whose attention depends on its queries and keys."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    model = LlamaForCausalLM(config).eval()
-    for layer in model.model.layers:
-        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
-            projection.weight.data *= 10
-    return model
 
 
 def random_ids(seed, texts=1):
@@ -101,7 +83,7 @@ def test_choice_of_heads_and_planes():
 
 def test_lost_shares_are_those_of_a_patched_model(monkeypatch):
     """Parity: queries and keys of a Llama are changed head by head inside its own rotation."""
-    model, ids = llama(), random_ids(1)
+    model, ids = sharp_llama(VOCABULARY), random_ids(1)
     monkeypatch.setattr(retrieval, "LEAST_GAIN", -math.inf)  # an untrained model has no gains
     found = measure_frequencies(ModelSubject(SimpleNamespace(model=model)), ids, CONFIG)
     planting = plant(ids, DEPTHS, run=RUN)
@@ -166,7 +148,7 @@ def test_lost_shares_are_those_of_a_patched_model(monkeypatch):
 
 def test_texts_at_once_give_the_same_and_metrics_are_declared(monkeypatch):
     monkeypatch.setattr(retrieval, "LEAST_GAIN", -math.inf)
-    model = llama()
+    model = sharp_llama(VOCABULARY)
     subject = ModelSubject(SimpleNamespace(model=model))
     both = random_ids(2, texts=2)
     together = measure_all_frequencies(subject, both, CONFIG)
@@ -194,11 +176,11 @@ def test_controls_that_change_the_same_or_nothing_are_undefined(monkeypatch):
     monkeypatch.setattr(retrieval, "retrieval_heads", lambda read: {x: torch.ones_like(y) > 0 for x, y in read.items()})
     options = {"queries": 1, "masking": False, "retrieval": True}
     found = measure_frequencies(
-        ModelSubject(SimpleNamespace(model=llama())), random_ids(3), FrequenciesConfig(**options)
+        ModelSubject(SimpleNamespace(model=sharp_llama(VOCABULARY))), random_ids(3), FrequenciesConfig(**options)
     )
     assert "planted_lost_masked_random" in found.whole
     assert not {"planted_lost_masked_others", "planted_lost_unrotated_others"} & set(found.whole)
     whole = FrequenciesConfig(**options, bands=1)
-    found = measure_frequencies(ModelSubject(SimpleNamespace(model=llama())), random_ids(3), whole)
+    found = measure_frequencies(ModelSubject(SimpleNamespace(model=sharp_llama(VOCABULARY))), random_ids(3), whole)
     assert "planted_lost_masked" in found.whole
     assert not {"planted_lost_masked_random", "planted_lost_unrotated_random"} & set(found.whole)

@@ -10,13 +10,11 @@ import pytest
 import torch
 import yaml
 
-from helpers.capture import proved, shared, tiny, tokens
+from helpers.capture import dense_logits, proved, shared, tiny, tokens
 from helpers.tolerance import rounding
 from wherewhat.caches.limited_cache import LimitedLayer, planned
 from wherewhat.caches.plan import Plan, fingerprint, plannable
-from wherewhat.captures.proof import intervene
 from wherewhat.errors import ConfigError, MeasureError, StoreError
-from wherewhat.measures.attention import attention_output
 from wherewhat.plans import exports as module
 from wherewhat.plans.exports import KINDS, compare_overrides, export_paths, export_plan
 from wherewhat.plans.memory import cache_use, describe_use
@@ -30,25 +28,6 @@ def layer_plan(family, *, sinks=0, window=WINDOW, unit="layer"):
     layers = plannable(proof)
     full = {layer: (0,) * (number % 2) for number, layer in enumerate(layers)}
     return Plan(family, fingerprint(model), window, sinks, layers, full, unit)
-
-
-def dense(model, ids, plan):
-    """Logits under a mask of all pairs of tokens."""
-
-    def edit(attention):
-        full = plan.full_heads(attention.layer)
-        if not full:
-            return None
-
-        def pattern(rows):
-            i = torch.arange(attention.n)[rows, None]
-            seen = torch.tensor(full)[:, None, None] | (i - torch.arange(attention.m) < plan.window)
-            return attention.weigh(attention.attn_scores(rows).masked_fill(~seen, -torch.inf), rows)
-
-        return attention_output(attention, block_mib=1, pattern=pattern)
-
-    with torch.no_grad(), intervene(model, edit):
-        return model(input_ids=ids, use_cache=False).logits
 
 
 def written(folder):
@@ -68,11 +47,11 @@ def test_a_model_loaded_with_the_exported_fields_equals_a_dense_mask(family, tmp
     other = type(model).from_pretrained(tmp_path / "model", **fields, **kept).eval()
     with torch.no_grad():
         logits = other(input_ids=ids, use_cache=False).logits
-    expected = dense(model, ids, plan)
+    expected = dense_logits(model, ids, plan)
     within = min(1e-5, rounding(256)) * float(expected.abs().max())
     torch.testing.assert_close(logits, expected, atol=within, rtol=0)
     for window in (WINDOW - 1, WINDOW + 1):
-        wrong = dense(model, ids, dataclasses.replace(plan, window=window))
+        wrong = dense_logits(model, ids, dataclasses.replace(plan, window=window))
         assert (wrong - expected).abs().max() > 100 * within
     assert "gives the logits of the plan" in export[0]["check"]
     record = json.loads((tmp_path / "fields.json.check.json").read_text())

@@ -319,13 +319,18 @@ def hard_limit(model: Any) -> int | None:
 
 def trained_length(model: Any) -> int:
     """Return the training length in the model's configuration, limited by its number of positions."""
-    length = hard_limit(model) or _stated_length(_text_config(model))
+    length = known_length(model)
     if length is None:
         raise ConfigError(
             f"{type(model).__name__} does not state its training length: give the method's window, or its trained and "
             "factor"
         )
     return length
+
+
+def known_length(model: Any) -> int | None:
+    """Return the same; None if the model does not state it."""
+    return hard_limit(model) or _stated_length(_text_config(model))
 
 
 def _text_config(model: Any) -> Any:

@@ -26,10 +26,10 @@ from wherewhat.captures.proof import Proof, current_proof
 from wherewhat.errors import ConfigError, MeasureError, as_one_line
 from wherewhat.files import make_folder, readable_json, write_file
 from wherewhat.imports import quiet
-from wherewhat.models.loaded import LoadedModel, describe_dtype, evaluation
+from wherewhat.models.loaded import LoadedModel, describe_dtype, evaluation, known_length
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import check_integer, checked, nearest
-from wherewhat.plans.memory import cache_use, default_context, layer_indices
+from wherewhat.plans.memory import cache_use, layer_indices
 from wherewhat.progress import Progress, Silent, step
 from wherewhat.runs.directory import collect_versions
 from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
@@ -236,7 +236,7 @@ class _Target:
 
     def _tensorrt(self) -> tuple[dict[str, bytes], str]:
         plan, windows = self.plan, self._own_windows("tensorrt-llm")
-        longest = max(self.context, default_context(self.loaded.model, self.context))
+        longest = max(self.context, known_length(self.loaded.model) or 0)
         indices = layer_indices(self.loaded.model, self.proof)
         windows |= {indices[layer]: longest if plan.full.get(layer) else plan.window for layer in plan.layers}
         if sorted(windows) != list(range(self._layers)):

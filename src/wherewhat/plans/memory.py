@@ -11,8 +11,7 @@ from wherewhat.caches.plan import Plan
 from wherewhat.captures.calls import unobserved
 from wherewhat.captures.layer_proofs import random_prompt
 from wherewhat.captures.proof import Proof
-from wherewhat.errors import ConfigError
-from wherewhat.models.loaded import describe_dtype, trained_length
+from wherewhat.models.loaded import describe_dtype, known_length
 
 
 def layer_indices(model: Any, proof: Proof) -> dict[int, int]:
@@ -20,14 +19,6 @@ def layer_indices(model: Any, proof: Proof) -> dict[int, int]:
     modules = {x.layer: model.get_submodule(x.name) for x in proof.layout.layers}
     indices = {layer: getattr(module, "layer_idx", None) for layer, module in modules.items()}
     return {layer: layer if index is None else int(index) for layer, index in indices.items()}
-
-
-def default_context(model: Any, otherwise: int) -> int:
-    """Return the trained length of a model, or another number if it states none."""
-    try:
-        return trained_length(model)
-    except ConfigError:
-        return otherwise
 
 
 def cache_use(
@@ -51,7 +42,7 @@ def cache_use(
         tokens) and ``texts`` (of that length that fit beside the weights; None without a memory), ``weights`` and
         ``memory`` in bytes.
     """
-    context = default_context(model, plan.window + plan.sinks) if context is None else context
+    context = context or known_length(model) or plan.window + plan.sinks
     with torch.no_grad(), unobserved():
         cache = getattr(model(input_ids=random_prompt(model, 1), use_cache=True), "past_key_values", None)
     planned = {index: layer for layer, index in layer_indices(model, proof).items() if layer in plan.layers}

@@ -19,7 +19,7 @@ from wherewhat.captures.proof import Proof
 from wherewhat.captures.structure import turns_by_length
 from wherewhat.errors import ConfigError, StoreError, TextError
 from wherewhat.files import JSON, config_hash, file_sha256, make_folder, read_sealed, run_folder_name, write_sealed
-from wherewhat.models.loaded import LoadedModel, NoTokenizer, evaluation, max_positions
+from wherewhat.models.loaded import LoadedModel, NoTokenizer, evaluation, known_length, max_positions
 from wherewhat.models.memory import weight_sample
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.report.views import Capacity
@@ -127,10 +127,7 @@ def take_excerpt(loaded: LoadedModel, texts: Sequence[Document], *, tokens: int,
             random_ids = document_text(loaded, repeated, len(repeated.ids or ())).ids[0]
             logits = lower_logits(subject, random_ids, len(random_ids))
             drawn = Passage(text_pieces(loaded, repeated, random_ids), logits)
-    try:
-        trained = subject.trained_length()
-    except ConfigError:
-        trained = None
+    trained = known_length(loaded.model)
     positions, hard_limit = max_positions(loaded.model)
     config = loaded.model.config.get_text_config()
     facts = {

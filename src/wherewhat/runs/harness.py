@@ -18,7 +18,7 @@ from wherewhat.lengths.windows import Untouched
 from wherewhat.measures.choices import continued_positions, perturb_context
 from wherewhat.measures.perturb import PerturbConfig
 from wherewhat.measures.perturb.changes import Change, no_change
-from wherewhat.models.loaded import LoadedModel, trained_length
+from wherewhat.models.loaded import LoadedModel, known_length, trained_length
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.runs.request import blank, text_seed, with_spans
 from wherewhat.runs.subject import continued
@@ -132,12 +132,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
     @property
     def max_length(self) -> int | None:
         """Tokens of the longest text; None for no limit."""
-        if self.method is not None:
-            return None
-        try:
-            return trained_length(self.loaded.model)
-        except ConfigError:
-            return None
+        return known_length(self.loaded.model) if self.method is None else None
 
     @property
     def tokenizer_name(self) -> str:
