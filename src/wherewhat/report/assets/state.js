@@ -31,20 +31,24 @@ function viewQuery(layer = chosen.layer, head = chosen.head) {
   return new URLSearchParams(Object.entries(named).filter(([, value]) => value)).toString().replaceAll("%2C", ",");
 }
 let saving = 0;
-// After a pause: browsers limit how often a page may change its address. Another head is another entry of the history.
+// After a pause: browsers limit how often a page may change its address.
 function saveView() {
   clearTimeout(saving);
   const before = location.hash;
   saving = setTimeout(() => {
-    if (location.hash !== before) return; // A link was followed in the meantime: its view is opened next.
-    const head = `${chosen.model} ${headName(chosen.layer, chosen.head)}`;
-    const isOther = history.state?.saved && history.state.saved !== head;
-    try {
-      history[isOther ? "pushState" : "replaceState"]({ saved: head }, "", `#${fragment().section}?${viewQuery()}`);
-    } catch {
-      // The address of an embedded page cannot be changed.
-    }
+    if (location.hash === before) saveNow(); // Else a link was followed in the meantime: its view is opened next.
   }, 200);
+}
+// Another head is another entry of the history.
+function saveNow() {
+  clearTimeout(saving);
+  const head = `${chosen.model} ${headName(chosen.layer, chosen.head)}`;
+  const isOther = history.state?.saved && history.state.saved !== head;
+  try {
+    history[isOther ? "pushState" : "replaceState"]({ saved: head }, "", `#${fragment().section}?${viewQuery()}`);
+  } catch {
+    // The address of an embedded page cannot be changed.
+  }
 }
 // Set what the fragment names and exists; other values are ignored. A filter that is not named is removed.
 function readView() {

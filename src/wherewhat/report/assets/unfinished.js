@@ -23,8 +23,12 @@ function startUnfinished() {
   const { done, count, left, coming, written } = UNFINISHED;
   const bar = by("unfinished");
   bar.hidden = false;
+  // The button comes first, so that another text does not move it away from the pointer.
+  make(bar, "button", "Reload", { type: "button" }).addEventListener("click", () => {
+    saveNow();
+    location.reload();
+  });
   const text = make(bar, "span", `This page is being completed: ${done} of ${count} measurements by ${clock(0)}, all by about ${clock(left)}. `);
-  make(bar, "button", "Reload", { type: "button" }).addEventListener("click", () => location.reload());
   setTimeout(() => {
     text.textContent = "There should be more by now. Reloading keeps your selection; if nothing changes, the same command resumes the work. ";
   }, Math.max(1000, written + 1000 * Math.max(10, coming[0].seconds) - Date.now()));
