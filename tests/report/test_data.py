@@ -12,7 +12,7 @@ import torch
 
 from helpers.report import unpacked
 from wherewhat.measures.statistics import in_words, interval
-from wherewhat.report.data import band, centred_curves, drawn_distances, packed, rounded, script_json
+from wherewhat.report.data import band, centred_curves, drawn_distances, packed_rows, rounded, script_json
 from wherewhat.rules.captions import additive_price
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.request import Request
@@ -21,19 +21,21 @@ from wherewhat.scores import Metric
 
 
 def test_packed_numbers_come_back():
-    values = torch.randn(500, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 30
-    values[7] = torch.nan
+    values = torch.randn(3, 500, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 30
+    values[0, 7], values[1, 9] = torch.nan, torch.inf
     for bits in (8, 16):
-        found = unpacked(packed(values, bits=bits))
-        step = float(values.nan_to_num().max() - values.nan_to_num().min()) / (2**bits - 2)
-        assert np.isnan(found).nonzero()[0].tolist() == [7]
-        # Half a step, and the two ends, which are stored with seven digits.
-        assert np.nanmax(abs(found - values.numpy())) <= 0.5 * step + 1e-4
+        for row, pack in zip(values.numpy(), packed_rows(values, bits=bits), strict=True):
+            found, defined = unpacked(pack), np.isfinite(row)
+            step = np.ptp(row[defined]) / (2**bits - 2)
+            assert np.array_equal(np.isfinite(found), defined)
+            # Half a step, and the two ends, which are stored with seven digits.
+            assert abs(found - row)[defined].max() <= 0.5 * step + 1e-4
 
 
 def test_packed_constants_and_nothing():
-    assert unpacked(packed(torch.full((3,), 2.5), bits=8)).tolist() == [2.5] * 3
-    assert np.isnan(unpacked(packed(torch.full((3,), torch.nan), bits=16))).all()
+    constant, nothing = packed_rows(torch.tensor([[2.5] * 3, [torch.nan] * 3]), bits=8)
+    assert unpacked(constant).tolist() == [2.5] * 3
+    assert np.isnan(unpacked(nothing)).all()
 
 
 def test_json_cannot_leave_its_script():

@@ -23,7 +23,7 @@ from wherewhat.models.loaded import LoadedModel, NoTokenizer, evaluation, max_po
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import checked
 from wherewhat.progress import counted
-from wherewhat.report.data import packed, rounded
+from wherewhat.report.data import packed_rows, rounded
 from wherewhat.report.excerpt import REPEATED, Passage, lower_logits, repeated_tokens, text_pieces
 from wherewhat.report.page import attention_page, write_page
 from wherewhat.report.result import Result
@@ -147,17 +147,20 @@ class AttentionView:
     def _sink(self, layer: int, head: int) -> float | None:
         return self.sinks[layer][head] if layer in self.sinks else None
 
-    def _record(self, layer: int, head: int) -> dict[str, Any]:
-        sink = self._sink(layer, head)
-        documents = [{"map": packed(passage.logits[layer][head], bits=16)} for passage in self.passages.values()]
-        return {"documents": documents, **({} if sink is None else {"sink": rounded(sink)})}
+    def _records(self, layer: int) -> list[dict[str, Any]]:
+        maps = zip(*(packed_rows(passage.logits[layer], bits=16) for passage in self.passages.values()), strict=True)
+        records: list[dict[str, Any]] = [{"documents": [{"map": pack} for pack in of_head]} for of_head in maps]
+        for head, record in enumerate(records):
+            if (sink := self._sink(layer, head)) is not None:
+                record["sink"] = rounded(sink)
+        return records
 
     def _data(self) -> dict[str, Any]:
         """Return what the page shows, as a report stores it of one model."""
         heads, known = self.heads, self.portraits
         model = {
             "model": {"name": self.name, "weights": _WEIGHTS, "layers": list(heads), "heads": list(heads.values())},
-            "records": [[self._record(layer, head) for head in range(count)] for layer, count in heads.items()],
+            "records": [self._records(layer) for layer in heads],
             "texts": [
                 {"document": printable(name), "tokens": passage.tokens} for name, passage in self.passages.items()
             ],

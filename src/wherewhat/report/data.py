@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from wherewhat.runs.collection import Runs
 from wherewhat.runs.results import MetricSummary, StoredRun
 
 _DIGITS = 4
-_HTML = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+_HTML = (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"))
 
 
 def rounded(value: float | None) -> float | None:
@@ -34,8 +35,8 @@ def rounded_list(values: Tensor) -> list[float | None]:
     return [rounded(value) for value in values.tolist()]
 
 
-def packed(values: Tensor, *, bits: int) -> dict[str, Any]:
-    """Return numbers ``(n,)`` as unsigned integers between their least and greatest, in base64.
+def packed_rows(values: Tensor, *, bits: int) -> list[dict[str, Any]]:
+    """Return each row of ``(rows, n)`` as unsigned integers between its least and greatest number, in base64.
 
     Args:
         values: The numbers; those that are not finite become the greatest integer, which marks a missing value.
@@ -45,14 +46,23 @@ def packed(values: Tensor, *, bits: int) -> dict[str, Any]:
         ``lo``, ``hi``, ``bits`` and ``data`` (little-endian); integer q means ``lo + (hi - lo) q / (2^bits - 2)``.
     """
     levels = 2**bits - 2
-    numbers = values.detach().double().cpu().flatten()
-    defined = torch.isfinite(numbers)
-    low, high = (float(edge) for edge in numbers[defined].aminmax()) if bool(defined.any()) else (0.0, 0.0)
-    scaled = (numbers - low) * (levels / (high - low) if high > low else 0.0)
-    codes = torch.where(defined, scaled.round().clamp(0, levels), levels + 1.0)
-    data = codes.to(torch.int64).numpy().astype("u1" if bits == 8 else "<u2").tobytes()
-    low, high = (float(f"{edge:.7g}") for edge in (low, high))
-    return {"lo": low, "hi": high, "bits": bits, "data": base64.b64encode(data).decode("ascii")}
+    numbers = values.detach().double().cpu().numpy()
+    defined = np.isfinite(numbers)
+    some = defined.any(1)
+    low = np.where(some, numbers.min(1, where=defined, initial=np.inf), 0.0)
+    high = np.where(some, numbers.max(1, where=defined, initial=-np.inf), 0.0)
+    with np.errstate(all="ignore"):  # of rows without a range, and of missing values
+        scales = np.where(high > low, levels / (high - low), 0.0)
+        scaled = np.rint((numbers - low[:, None]) * scales[:, None]).clip(0, levels)
+    codes = np.where(defined, scaled, levels + 1).astype("u1" if bits == 8 else "<u2")
+    return [
+        {"lo": float(f"{least:.7g}"), "hi": float(f"{most:.7g}"), "bits": bits, "data": _base64(row)}
+        for least, most, row in zip(low.tolist(), high.tolist(), codes, strict=True)
+    ]
+
+
+def _base64(codes: np.ndarray[Any, Any]) -> str:
+    return base64.b64encode(codes.tobytes()).decode("ascii")
 
 
 _NEAR, _POINTS = 128, 256
@@ -113,8 +123,11 @@ def script_json(data: Any) -> str:
     Everything but ASCII is escaped, including U+2028 and lone surrogates, and so is every HTML character.
     """
     plain = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    # JSON has these characters inside strings only, so each can be written as an escape.
-    return plain.translate(_HTML)
+    # JSON has these characters inside strings only, so each can be written as an escape. Replacing one after another is
+    # ten times as fast as str.translate.
+    for character, escape in _HTML:
+        plain = plain.replace(character, escape)
+    return plain
 
 
 def interval_json(value: Interval, words: str | None = None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from wherewhat.report.data import (
     headline,
     interval_json,
     metric_tables,
-    packed,
+    packed_rows,
     rounded,
     rounded_list,
     sizes,
@@ -70,14 +70,13 @@ def head_records(
             "plane_pos": _curve(frequencies, layer, "plane_s_pos"),
             "plane_sym": _curve(frequencies, layer, "plane_s_sym"),
         }
-        count = int(excerpt.logits[layer].shape[0])
-        listed: list[dict[str, Any]] = [
-            {name: packed(x[head], bits=16) for name, x in by_plane.items() if x is not None} for head in range(count)
-        ]
-        for head, (record, of_head) in enumerate(zip(listed, _documents(runs, excerpt, layer, distances), strict=True)):
-            record |= of_head
-            if excerpt.repeated is not None:
-                record["documents"].append({"map": packed(excerpt.repeated.logits[layer][head], bits=16)})
+        packs = {name: packed_rows(x, bits=16) for name, x in by_plane.items() if x is not None}
+        repeated = None if excerpt.repeated is None else packed_rows(excerpt.repeated.logits[layer], bits=16)
+        of_heads = enumerate(_documents(runs, excerpt, layer, distances))
+        listed = [{**{name: rows[head] for name, rows in packs.items()}, **record} for head, record in of_heads]
+        for head, record in enumerate(listed):
+            if repeated is not None:
+                record["documents"].append({"map": repeated[head]})
             if layer in excerpt.sinks:
                 record["sink"] = rounded(excerpt.sinks[layer][head])
         records.append(listed)
@@ -91,33 +90,30 @@ def _documents(runs: Runs, excerpt: Excerpt, layer: int, distances: Sequence[int
     curves = [curve for d in range(count) if axes and (curve := axes.curve(layer, "a", document=d)) is not None]
     logits = [passage.logits[layer].double() for passage in excerpt.passages]
     if axes is None or len(curves) < count:
-        bits = [8 if number else 16 for number in range(len(logits))]
-        return [
-            {"documents": [{"map": packed(x[head], bits=b)} for x, b in zip(logits, bits, strict=True)]}
-            for head in range(len(logits[0]))
-        ]
+        packs = [packed_rows(x, bits=8 if number else 16) for number, x in enumerate(logits)]
+        return [{"documents": [{"map": pack} for pack in of_head]} for of_head in zip(*packs, strict=True)]
     centred, levels = _centred(curves, distances)
     mean, half = band(centred)
-    listed: list[dict[str, Any]] = [{"mean": packed(curve, bits=16), "documents": []} for curve in mean]
+    listed: list[dict[str, Any]] = [{"mean": pack, "documents": []} for pack in packed_rows(mean, bits=16)]
     for document, values in enumerate(logits):
         b, c = (axes.profiles[profile_name(axes.documents[document], layer, name)].double() for name in "bc")
         rows = int((2 * values.shape[1]) ** 0.5)
         i, j = torch.tril_indices(rows, rows).unbind()
         padded = torch.nn.functional.pad(curves[document].double(), (0, rows), value=torch.nan)
         rest = values - (padded[:, i - j] + b[:, i] + c[:, j])
+        packs_of: dict[str, list[Any]] = {
+            "a": packed_rows(centred[document] - mean, bits=8),
+            "level": [float(f"{level:.7g}") for level in levels[document].flatten().tolist()],
+            "b": packed_rows(b[:, :rows], bits=16),
+            "c": packed_rows(c[:, :rows], bits=16),
+            **({"rest": packed_rows(rest, bits=8)} if document else {"map": packed_rows(values, bits=16)}),
+        }
         for head, record in enumerate(listed):
-            record["documents"].append(
-                {
-                    "a": packed(centred[document, head] - mean[head], bits=8),
-                    "level": float(f"{float(levels[document, head]):.7g}"),
-                    "b": packed(b[head, :rows], bits=16),
-                    "c": packed(c[head, :rows], bits=16),
-                    **({"rest": packed(rest[head], bits=8)} if document else {"map": packed(values[head], bits=16)}),
-                }
-            )
-            if not document:
-                record["key"] = packed(c[head], bits=8)
-                record |= {"half": packed(half[head], bits=8)} if len(curves) > 1 else {}
+            record["documents"].append({name: of_heads[head] for name, of_heads in packs_of.items()})
+        if not document:
+            once = {"key": packed_rows(c, bits=8), **({"half": packed_rows(half, bits=8)} if len(curves) > 1 else {})}
+            for head, record in enumerate(listed):
+                record |= {name: of_heads[head] for name, of_heads in once.items()}
     return listed
 
 
@@ -143,8 +139,10 @@ def control_curves(
                 by_layer.append(None)
                 continue
             mean, half = band(_centred(curves, distances)[0])
-            reach = [{"half": packed(curve, bits=8)} if len(curves) > 1 else {} for curve in half]
-            by_layer.append([{"mean": packed(curve, bits=8), **of} for curve, of in zip(mean, reach, strict=True)])
+            packs = {"mean": packed_rows(mean, bits=8)}
+            if len(curves) > 1:
+                packs["half"] = packed_rows(half, bits=8)
+            by_layer.append([dict(zip(packs, of_head, strict=True)) for of_head in zip(*packs.values(), strict=True)])
     return listed
 
 
