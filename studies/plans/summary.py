@@ -82,7 +82,7 @@ def section(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
 def ready(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     """Yield the table of ready plans."""
     goal = next(iter(found.values()))["goal"]
-    reached = f"{goal['min_found']:.0%} found at a rise of at most {goal['max_rise']:g}"
+    reached = f"{100 * goal['min_found']:g} % found at a rise of at most {goal['max_rise']:g}"
     yield (
         f"A ready plan keeps 4 sinks and the smallest share of groups with at least {reached} on the documents for "
         "choosing. Its rise and part found are those on the other documents, ± 95 % over them. The smallest share on "
@@ -124,7 +124,7 @@ def curve(plan: Mapping[str, Any], selector: str = "auto") -> list[dict[str, Any
 def kept(plan: Mapping[str, Any], share: float) -> str:
     """Return how many groups a share keeps, in words."""
     count = round(share * plan["units"])
-    return f"{count} of {plan['units']}, {count / plan['units']:.0%}"
+    return f"{count} of {plan['units']}, {100 * count / plan['units']:.0f} %"
 
 
 def smallest(plan: Mapping[str, Any], goal: Mapping[str, float]) -> str:
