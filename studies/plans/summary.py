@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,19 +58,25 @@ def section(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     yield ""
     one = next(iter(found.values()))
     goal = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in one["goal"].items())
-    measured = f"--tokens {one['tokens']} --documents {len(documents(one['groups']))}"
-    yield f"Each plan is made by one command, `wherewhat plan MODEL {goal} {measured}`, and can be used as it is:"
-    yield "`ww.planned(model, ww.Plan.load(FILE))`. It belongs to the [quantised weights](real-models.md) that were"
-    yield "measured; others need `other_weights=True`. `python studies/plans/make.py MODEL` also makes those that it is"
-    yield "compared with."
+    yield from paragraph(
+        "Each plan is a file that `ww.Plan.load` reads and `ww.planned` applies. It belongs to the "
+        "[weights](real-models.md) that were measured; others, such as those before quantisation, need "
+        "`other_weights=True`. One command makes it:"
+    )
+    yield "```console"
+    yield f"$ wherewhat plan MODEL {goal} --tokens {one['tokens']} --documents {len(documents(one['groups']))}"
+    yield "```"
     yield ""
+    yield from paragraph("`python studies/plans/make.py MODEL` also makes the plans that it is compared with.")
     for name, one in found.items():
-        yield (
-            f"- {TITLES.get(name, name)}: {one['dtype']}, {one['device']}, {one['tokens']:,} tokens, window "
+        rows, base = outcome_curve(documents(one["groups"]))
+        none = next(row for row in rows if row["selector"] == "none")
+        yield from paragraph(
+            f"**{TITLES.get(name, name)}**: {one['dtype']}, {one['device']}, {one['tokens']:,} tokens, window "
             f"{one['window']}, {one['choosing']} documents for choosing and {len(documents(one['groups']))} others for "
-            "measuring."
+            f"measuring. Unchanged, the model gains {with_interval(base['found'])} nats from planting; with all groups "
+            f"limited the loss rises by {with_interval(none['rise'])}."
         )
-    yield ""
     yield from ready(found)
     yield ""
     yield from compared(found)
@@ -79,17 +86,22 @@ def section(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
         yield from by_layer(layers)
 
 
+def paragraph(text: str) -> Iterator[str]:
+    """Yield the lines of a paragraph and an empty one."""
+    yield from textwrap.wrap(text, 130, break_long_words=False, break_on_hyphens=False)
+    yield ""
+
+
 def ready(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     """Yield the table of ready plans."""
     goal = next(iter(found.values()))["goal"]
     reached = f"{100 * goal['min_found']:g} % found at a rise of at most {goal['max_rise']:g}"
-    yield (
+    yield from paragraph(
         f"A ready plan keeps 4 sinks and the smallest share of groups with at least {reached} on the documents for "
         "choosing. Its rise and part found are those on the other documents, ± 95 % over them. The smallest share on "
         "these is the smallest one measured whose means reach the same. The share of the cache is that of a text of "
         "the trained length. Seconds are those of plans at 25 % of the groups, loading not included."
     )
-    yield ""
     yield (
         "| plan | groups in full | selector of `auto` | rise, nats | part found | smallest share, other documents | "
         "share of the cache | seconds, `auto` and `ranks` |"
@@ -116,9 +128,9 @@ def ready(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
 
 
-def curve(plan: Mapping[str, Any], selector: str = "auto") -> list[dict[str, Any]]:
-    """Return rise and part found of a selector by share."""
-    return [row for row in outcome_curve(documents(plan))[0] if row["selector"] == selector]
+def curve(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return rise and part found of ``auto`` by share."""
+    return [row for row in outcome_curve(documents(plan))[0] if row["selector"] == "auto"]
 
 
 def kept(plan: Mapping[str, Any], share: float) -> str:
@@ -151,14 +163,13 @@ def times(seconds: Mapping[str, float] | None) -> str:
 
 def compared(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     """Yield the table of ``auto`` beside the selector that is the best with hindsight."""
-    yield (
+    yield from paragraph(
         "**`auto` and the best selector with hindsight.** Areas under the curves of rise and part found, by groups, on "
         "the documents for measuring. The best selector is that of the six with the best area on these documents, for "
-        "each area alone, so it has an advantage by chance. Differences are paired by document, ± 95 %. `auto` is "
-        "*within* another selector if the interval includes that it is as good."
+        "each area alone, so it has an advantage by chance. Differences are paired by document, ± 95 %. The last "
+        "column says than which of the two `auto` is worse by more than the interval."
     )
-    yield ""
-    yield "| model | area | `auto` | best with hindsight | `auto` minus best | `auto` minus `ranks` | `auto` is |"
+    yield "| model | area | `auto` | best with hindsight | `auto` minus best | `auto` minus `ranks` | clearly worse |"
     yield "|---" * 7 + "|"
     for name, one in found.items():
         outcomes = documents(one["groups"])
@@ -170,12 +181,14 @@ def compared(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
                 continue
             best = choose(names, key=lambda selector: own[selector]["mean"])
             differences = [minus(outcomes, area, other) for other in (best, "ranks")]
-            verdict = " and ".join(
-                f"{'within' if within(area, difference) else '**worse than**'} {other}"
-                for difference, other in zip(differences, ("the best", "`ranks`"), strict=True)
-            )
+            pairs = zip(("the best", "`ranks`"), differences, strict=True)
+            worse = [f"**than {other}**" for other, difference in pairs if is_worse(area, difference)]
             cells = [TITLES.get(name, name), title, with_interval(own["auto"])]
-            cells += [f"`{best}`, {with_interval(own[best])}", *map(difference_in_words, differences), verdict]
+            cells += [
+                f"`{best}`, {with_interval(own[best])}",
+                *map(difference_in_words, differences),
+                ", ".join(worse) or "no",
+            ]
             yield "| " + " | ".join(cells) + " |"
 
 
@@ -186,9 +199,9 @@ def minus(outcomes: Sequence[Outcome], area: str, other: str) -> dict[str, float
     return found
 
 
-def within(area: str, difference: Mapping[str, float]) -> bool:
-    """Return whether a difference of areas from another selector includes no loss."""
-    return difference["low"] <= 0 if area == "rise" else difference["high"] >= 0
+def is_worse(area: str, difference: Mapping[str, float]) -> bool:
+    """Return whether all of a difference of areas from another selector is a loss."""
+    return difference["low"] > 0 if area == "rise" else difference["high"] < 0
 
 
 def difference_in_words(difference: Mapping[str, float]) -> str:
@@ -199,12 +212,11 @@ def difference_in_words(difference: Mapping[str, float]) -> str:
 
 def by_layer(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     """Yield the table of plans by layer."""
-    yield (
+    yield from paragraph(
         "**Whole layers**, on the same documents: rise in nats and part found with `auto`, and their differences from "
         "layers at equal intervals and from one random draw, paired by document, ± 95 %. `auto` is better where the "
         "difference of the rise is negative and that of the part positive."
     )
-    yield ""
     yield (
         "| model | layers in full | sinks | selector of `auto` | rise | part found | rise minus `interleaved` | part "
         "minus `interleaved` | rise minus `random` | part minus `random` |"
