@@ -168,4 +168,5 @@ def test_ready_plan(recipe, tmp_path, monkeypatch):
     plan, loaded = Plan.load(tmp_path / "docs/plans/speller.json"), load(str(tmp_path / "speller"))
     plan.check(loaded.model, prove(loaded.model))
     assert plan.provenance["share"] == one["groups"]["share"] == 0.05
+    assert plan.provenance["weights_hash"] == one["weights_hash"] == loaded.weights_hash
     assert one["goal_missed"] is None

@@ -24,6 +24,7 @@ says why. The same command again continues where it was interrupted, and measure
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -105,7 +106,9 @@ def study(options: argparse.Namespace) -> None:
 
     try:
         plan, missed = make("groups", curves=True, **GOAL), None
-        plan.save(plan_file)
+        # The hash of the files, as the command stores it: a model in memory is hashed anew.
+        found = {**plan.provenance, "weights_hash": loaded.weights_hash}
+        dataclasses.replace(plan, provenance=found).save(plan_file)
     except MeasureError as error:  # no share reaches the goal; the next call raises if it is anything else
         plan, missed = make("groups", curves=True, budget=BUDGET), str(error)
         plan_file.unlink(missing_ok=True)
