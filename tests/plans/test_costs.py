@@ -161,6 +161,9 @@ def test_areas_are_integrals_of_the_curves_paired_by_document():
     # The difference is 0.05 times the number of the document: mean 0.1, standard error 0.05 / sqrt(3).
     assert other["more_rise"]["mean"] == pytest.approx(0.1)
     assert other["more_rise"]["high"] == pytest.approx(0.1 + 4.30265 * 0.05 / 3**0.5, abs=1e-5)
+    reverse, _ = outcome_areas(outcomes, reference="ranks")["rows"]
+    assert reverse["more_rise"]["high"] == pytest.approx(-other["more_rise"]["low"])
+    assert reverse["more_part"]["mean"] == pytest.approx(-other["more_part"]["mean"])
     assert outcome_areas([one | {"found": 0.0} for one in outcomes])["rows"][0]["part"] is None
     assert outcome_areas([{"loss": 1.0, "found": 1.0, "loss_none_0": 2.0, "loss_ranks_0.25": 1.0}])["rows"] == []
 

@@ -326,17 +326,21 @@ def _cells(outcome: Mapping[str, float]) -> dict[tuple[str, float], str]:
     return cells
 
 
-def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def outcome_areas(outcomes: Sequence[Mapping[str, float]], *, reference: str | None = None) -> dict[str, Any]:
     """Return the areas under the curves of rise and found part against the share, with intervals over documents.
 
     The curves are straight lines between the shares at which all selectors with more than one share were measured, and
     the two ends, where all selectors agree: no unit and all units see the whole text. Since shares go from 0 to 1, an
     area is a mean over shares.
 
+    Args:
+        outcomes: As for :func:`outcome_curve`.
+        reference: Selector with which the others are compared; by default ``greedy``, else ``costs``, else none.
+
     Returns:
-        ``shares`` between the ends, ``reference`` (``greedy``, else ``costs``, else None), and ``rows`` by area of the
-        rise, with ``selector``, ``rise`` in nats, ``part`` (None if a document has hardly any gain), and ``more_rise``
-        and ``more_part``: the area minus that of the reference on the same document.
+        ``shares`` between the ends, ``reference``, and ``rows`` by area of the rise, with ``selector``, ``rise`` in
+        nats, ``part`` (None if a document has hardly any gain), and ``more_rise`` and ``more_part``: the area minus
+        that of the reference on the same document.
     """
     cells = _cells(outcomes[0])
     known: dict[str, set[float]] = {}
@@ -344,7 +348,7 @@ def outcome_areas(outcomes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         known.setdefault(selector, set()).add(share)
     curves = {selector: own for selector, own in known.items() if len(own) > 1}
     shares = sorted(set.intersection(*curves.values())) if curves else []
-    reference = next((name for name in ("greedy", "costs") if name in curves), None)
+    reference = reference or next((name for name in ("greedy", "costs") if name in curves), None)
     values: dict[str, Callable[[Mapping[str, float], str], float]] = {
         "rise": lambda outcome, cell: outcome[f"loss{cell}"] - outcome["loss"]
     }
