@@ -28,8 +28,10 @@ import torch
 from torch import Tensor
 
 import wherewhat
+from batch_cache import BatchCache, holds_whole_texts
 from nvidia_ruler import PACKAGE, TASKS, VERSION, Prompt, PromptSet, ids_digest, make_all, score_answers, unpacked
 from ruler_page import able_tasks, write_page
+from wherewhat.caches.kept_keys import keys_kept
 from wherewhat.caches.plan import Plan
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import WherewhatError
@@ -47,6 +49,8 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "ruler.md"
 _SAMPLES = 50
 _LOOK = 16
 """Steps after which finished answers are looked for."""
+_READ = 131_072
+"""Most tokens of prompts that are read in one pass."""
 
 
 @dataclass(frozen=True)
@@ -214,17 +218,21 @@ def batches(some: Sequence[Question], most_tokens: int) -> list[list[Question]]:
     return made
 
 
-def answer_batch(loaded: LoadedModel, batch: Sequence[Question], *, cached: bool = True) -> list[str]:
+def answer_batch(
+    loaded: LoadedModel, batch: Sequence[Question], *, cached: bool = True, split: bool = True
+) -> list[str]:
     """Return the greedy answers to prompts of different lengths, without padding.
 
     All texts are first read up to the length of the shortest prompt. Then each step reads one token of every text: its
     next token while the prompt lasts, afterwards the most likely one. So each row is computed as if it were alone. A
-    text ends at its end token, with its last new token, or when it contains all references.
+    text ends at its end token, with its last new token, or when it contains all references; it then leaves the batch.
 
     Args:
         loaded: The model, in the context of a length method or plan if there is one.
         batch: The prompts.
         cached: Whether keys are cached; otherwise each step reads the whole texts.
+        split: Whether texts are first read a few at a time, which takes less memory; not under a plan, which has a
+            cache of its own.
     """
     model, ends = loaded.model, end_tokens(loaded)
     shortest, most = min(len(x.ids) for x in batch), batch[0].new_tokens
@@ -236,25 +244,58 @@ def answer_batch(loaded: LoadedModel, batch: Sequence[Question], *, cached: bool
     ids, lengths = ids.to(model.device), lengths.to(model.device)
     ended = torch.tensor(sorted(ends), dtype=torch.int64, device=ids.device)
     open_rows = torch.ones(len(batch), dtype=torch.bool, device=ids.device)
-    cache: Any = None
-    start = 0
+    asked, texts = list(range(len(batch))), [""] * len(batch)
     with torch.no_grad():
-        for place in range(shortest, longest + most):
-            given: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
-            out = model(input_ids=ids[:, start:place], use_cache=cached, logits_to_keep=1, **given)
-            cache, start = (out.past_key_values, place) if cached else (None, 0)
-            best = out.logits[:, -1].argmax(-1)
-            own = place >= lengths
-            ids[:, place] = torch.where(own, best, ids[:, place])
-            open_rows &= ~own | ~torch.isin(best, ended)
-            open_rows &= place + 1 - lengths < most
-            if (place - shortest) % _LOOK == _LOOK - 1:
-                for row in open_rows.nonzero()[:, 0].tolist():
-                    if batch[row].answered(_text(loaded, batch[row], ids[row], place + 1)):
-                        open_rows[row] = False
-                if not bool(open_rows.any()):
+        logits, cache = _read(model, ids[:, :shortest], longest + most, cached=cached, split=split)
+        with keys_kept() as kept:
+            for place in range(shortest, longest + most):
+                if place > shortest:
+                    given: dict[str, Any] = {"past_key_values": cache} if cached else {}
+                    start = place - 1 if cached else 0
+                    logits = model(input_ids=ids[:, start:place], use_cache=cached, logits_to_keep=1, **given).logits
+                best = logits[:, -1].argmax(-1)
+                own = place >= lengths
+                ids[:, place] = torch.where(own, best, ids[:, place])
+                open_rows &= ~own | ~torch.isin(best, ended)
+                open_rows &= place + 1 - lengths < most
+                if (place - shortest) % _LOOK != _LOOK - 1 and place + 1 < longest + most:
+                    continue
+                left, here = [], ids.cpu()
+                for row, is_open in enumerate(open_rows.tolist()):
+                    texts[asked[row]] = _text(loaded, batch[asked[row]], here[row], place + 1)
+                    if is_open and not batch[asked[row]].answered(texts[asked[row]]):
+                        left.append(row)
+                if not left:
                     break
-    return [_text(loaded, question, row, place + 1) for question, row in zip(batch, ids, strict=True)]
+                if len(left) < len(asked):
+                    # Texts that have ended would cost as much as the others until the last one ends.
+                    chosen = torch.tensor(left, device=ids.device)
+                    ids, lengths, open_rows, asked = (
+                        ids[chosen],
+                        lengths[chosen],
+                        open_rows[chosen],
+                        [asked[x] for x in left],
+                    )
+                    if cached:
+                        cache.batch_select_indices(chosen)
+                        kept.select(chosen)
+    return texts
+
+
+def _read(model: Any, ids: Tensor, tokens: int, *, cached: bool, split: bool) -> tuple[Tensor, Any]:
+    """Return the logits after texts ``(batch, n)``, and a cache of their keys for up to ``tokens`` tokens each."""
+    if not (cached and split and holds_whole_texts(model.config)):
+        out = model(input_ids=ids, use_cache=cached, logits_to_keep=1)
+        return out.logits, out.past_key_values if cached else None
+    cache = BatchCache(model.config.get_text_config().num_hidden_layers, len(ids), tokens)
+    logits = []
+    step = max(1, _READ // ids.shape[1])
+    for start in range(0, len(ids), step):
+        rows = slice(start, min(len(ids), start + step))
+        cache.fill(rows)
+        logits.append(model(input_ids=ids[rows], use_cache=True, past_key_values=cache, logits_to_keep=1).logits)
+    cache.fill(None)
+    return torch.cat(logits), cache
 
 
 def end_tokens(loaded: LoadedModel) -> frozenset[int]:
@@ -363,7 +404,7 @@ def _answers(options: argparse.Namespace) -> None:
                         )
                         return
                     began = time.perf_counter()
-                    texts = _answer_or_split(loaded, batch, cached=way.cached)
+                    texts = _answer_or_split(loaded, batch, way)
                     took = (time.perf_counter() - began) / len(batch)
                     for question, text in zip(batch, texts, strict=True):
                         line = {"method": way.name, "length": length, "task": question.task}
@@ -415,10 +456,10 @@ def _work(
     )
 
 
-def _answer_or_split(loaded: LoadedModel, batch: list[Question], *, cached: bool) -> list[str]:
+def _answer_or_split(loaded: LoadedModel, batch: list[Question], way: Way) -> list[str]:
     """Return the answers to a batch, in halves if the GPU has too little memory for it."""
     try:
-        return answer_batch(loaded, batch, cached=cached)
+        return answer_batch(loaded, batch, cached=way.cached, split=way.plan is None)
     except torch.OutOfMemoryError:
         if len(batch) == 1:
             raise WherewhatError(
@@ -426,7 +467,7 @@ def _answer_or_split(loaded: LoadedModel, batch: list[Question], *, cached: bool
             ) from None
     torch.cuda.empty_cache()
     middle = len(batch) // 2
-    return [x for part in (batch[:middle], batch[middle:]) for x in _answer_or_split(loaded, part, cached=cached)]
+    return [x for part in (batch[:middle], batch[middle:]) for x in _answer_or_split(loaded, part, way)]
 
 
 def batch_tokens(loaded: LoadedModel) -> int:

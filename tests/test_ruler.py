@@ -192,7 +192,13 @@ def test_a_batch_gives_the_answers_of_generate(ruler, nvidia, speller):
     assert ruler.answer_batch(speller, some, cached=False) == expected
 
 
-@pytest.mark.parametrize("name", ["yarn", "self-extend", "near-far", "streaming-llm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sliding-window", "streaming-llm", "lm-infinite", "infllm", "position-interpolation", "ntk-aware"),
+        *("dynamic-ntk", "yarn", "self-extend", "rerope", "near-far"),
+    ],
+)
 def test_a_batch_under_a_method_gives_the_answers_of_its_own_generate(ruler, nvidia, speller, name):
     """The method is fitted to the context, not to the prompt, and prompts differ in length."""
     from wherewhat.lengths import find_method, generate
@@ -201,7 +207,7 @@ def test_a_batch_under_a_method_gives_the_answers_of_its_own_generate(ruler, nvi
     proof = prove(speller.model)
     some = ruler.questions(speller, made_set(nvidia, speller, "niah_single_1", 100), 3)
     with ruler.Way(name, method=method).context(speller, proof, length=100, trained=32):
-        found = ruler.answer_batch(speller, some)
+        found = ruler.answer_batch(speller, some, cached=method.cacheable)
     for question, text in zip(some, found, strict=True):
         ids = generate(speller.model, torch.tensor([question.ids]), method, question.new_tokens, proof=proof)[0]
         assert text == speller.tokenizer.decode(ids[len(question.ids) :], skip_special_tokens=True)
@@ -214,7 +220,7 @@ def test_a_batch_under_a_plan_gives_the_answers_of_generate(ruler, nvidia, spell
     plan = Plan("speller", fingerprint(speller.model), window=8, sinks=2, layers=layers, full=full)
     some = ruler.questions(speller, made_set(nvidia, speller, "niah_single_1", 100), 3)
     with ruler.Way("plan", plan=plan).context(speller, proof, length=100, trained=100):
-        found = ruler.answer_batch(speller, some)
+        found = ruler.answer_batch(speller, some, split=False)
         assert found == [ruler.generated(speller, question) for question in some]
     assert found != ruler.answer_batch(speller, some)
 
