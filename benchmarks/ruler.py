@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +120,14 @@ def _arguments() -> argparse.Namespace:
     model(added)
     device(added)
     usual = [name for name in METHODS if name not in SLOW]
-    added.add_argument(
-        "--methods", nargs="*", choices=METHODS, default=usual, help="default: all but " + ", ".join(SLOW)
-    )
+    most = f"'{UNMODIFIED}' is the unmodified model; default: all but {', '.join(SLOW)}"
+    added.add_argument("--methods", nargs="*", choices=METHODS, default=usual, help=most)
     added.add_argument("--plan", type=Path, nargs="+", default=[], help="cache plans, run within the trained length")
     added.add_argument("--near-far-plan", type=Path, help="also near-far for the heads of this plan")
     added.add_argument("--name", help="name of the model in results")
+    added.add_argument(
+        "--share", type=_share, default=(0, 1), metavar="I/N", help="every N-th sample from the I-th on, I from 1"
+    )
     added.add_argument("--minutes", type=float, help="begin no batch after this time")
     added.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines, continued if it exists")
 
@@ -143,6 +145,14 @@ def _arguments() -> argparse.Namespace:
     added.add_argument("--scores", type=Path, default=STUDIES, metavar="DIR")
     added.add_argument("--out", type=Path, default=PAGE)
     return parser.parse_args()
+
+
+def _share(text: str) -> tuple[int, int]:
+    """Return the remainder and the divisor of the samples of ``I/N``."""
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 1/4")
+    return int(first) - 1, int(count)
 
 
 def _prompts(options: argparse.Namespace) -> None:
@@ -168,21 +178,26 @@ def lengths_of(names: Sequence[str], trained: int) -> list[int]:
 
 
 def _stored(options: argparse.Namespace, trained: int) -> dict[int, list[PromptSet]]:
-    """Return the sets of prompts of a folder by length, with the first samples of each."""
+    """Return the sets of prompts of a folder by length, with the first samples of each, or the share of these."""
     names = options.lengths or sorted((path.name for path in options.prompts.glob("[0-9]*")), key=int)
-    stored = {}
+    rest, count = getattr(options, "share", (0, 1))
+    stored: dict[int, list[PromptSet]] = {}
     for length in lengths_of(names, trained):
         files = [options.prompts / str(length) / f"{task}.jsonl.xz" for task in options.tasks or TASKS]
-        stored[length] = [PromptSet.load(file) for file in files if file.exists()]
+        sets = [PromptSet.load(file) for file in files if file.exists()]
+        stored[length] = [
+            replace(one, prompts=tuple(x for x in one.prompts[: options.samples] if x.index % count == rest))
+            for one in sets
+        ]
     if not any(stored.values()):
         raise WherewhatError(f"{options.prompts} has no prompts of these tasks and lengths: write them with 'prompts'")
     return stored
 
 
-def questions(loaded: LoadedModel, stored: PromptSet, samples: int) -> list[Question]:
-    """Return the first samples of a set with their token ids, which must be those that were counted."""
+def questions(loaded: LoadedModel, stored: PromptSet, samples: int | None = None) -> list[Question]:
+    """Return the samples of a set or the first of them; their token ids must be those that were counted."""
     found = []
-    for prompt in stored.prompts[:samples]:
+    for prompt in stored.prompts if samples is None else stored.prompts[:samples]:
         ids = tuple(loaded.tokenize(prompt.text))
         if ids_digest(ids) != prompt.digest:
             raise WherewhatError(
@@ -351,8 +366,8 @@ class Way:
 
 
 def ways(methods: Sequence[str], plans: Sequence[Path], near_far: Path | None) -> list[Way]:
-    """Return the ways that are asked for, the unmodified model first."""
-    found = [Way(UNMODIFIED)]
+    """Return the ways that are asked for, the unmodified model first; ``none`` is that."""
+    found = [Way(UNMODIFIED)] if UNMODIFIED in methods else []
     found += [Way(name, method=find_method(name)()) for name in methods if name != UNMODIFIED]
     if near_far is not None:
         found.append(Way("near-far-plan", method=NearFar(plan=Plan.load(near_far))))
@@ -381,7 +396,7 @@ def _answers(options: argparse.Namespace) -> None:
         for way in ways(options.methods, options.plan, options.near_far_plan)
         if way.runs_at(length, trained)
     ]
-    left = _work(cells, stored, options.samples, done, most)
+    left = _work(cells, stored, done, most)
     _print(
         f"{loaded.name}: {left.answers:,} answers to come in {left.batches:,} batches, with {left.tokens:,} tokens of "
         f"prompts and {left.steps:,} steps; {len(done):,} answers are in {options.out}"
@@ -391,7 +406,7 @@ def _answers(options: argparse.Namespace) -> None:
     with options.out.open("a", encoding="utf-8") as file:
         for length, way in cells:
             if length not in read:
-                read = {length: [x for one in stored[length] for x in questions(loaded, one, options.samples)]}
+                read = {length: [x for one in stored[length] for x in questions(loaded, one)]}
             asked = [x for x in read[length] if (way.name, length, x.task, x.prompt.index) not in done]
             if not asked:
                 continue
@@ -434,7 +449,6 @@ class Work:
 def _work(
     cells: Sequence[tuple[int, Way]],
     stored: Mapping[int, Sequence[PromptSet]],
-    samples: int,
     done: set[tuple[str, int, str, int]],
     most: int,
 ) -> Work:
@@ -444,7 +458,7 @@ def _work(
         asked = [
             Question(one.task, prompt, (), one.new_tokens)
             for one in stored[length]
-            for prompt in one.prompts[:samples]
+            for prompt in one.prompts
             if (way.name, length, one.task, prompt.index) not in done
         ]
         made += batches(asked, most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import itertools
 import json
@@ -282,7 +283,7 @@ def test_from_prompts_to_the_page(ruler, nvidia, tmp_path, monkeypatch, capsys):
 
     prompts, answers = tmp_path / "prompts", tmp_path / "answers.jsonl"
     common = (model, "--prompts", prompts, "--trained", 96)
-    some = ("--methods", "yarn", "near-far", "--plan", plan, "--out", answers, "--batch", 4000)
+    some = ("--methods", "none", "yarn", "near-far", "--plan", plan, "--out", answers, "--batch", 4000)
     assert run("check", *common, "--count", 4) == 0
     assert "4 of 4 answers are those of generate" in capsys.readouterr().out
     assert run("answers", *common, *some, "--tasks", "vt") == 0
@@ -326,3 +327,19 @@ def test_from_prompts_to_the_page(ruler, nvidia, tmp_path, monkeypatch, capsys):
     assert "can do 1 of 3 tasks: `vt`" in (tmp_path / "ruler.md").read_text("utf-8")
     assert run("page", "--scores", tmp_path / "prompts", "--out", tmp_path / "ruler.md") == 2
     assert "has no scores" in capsys.readouterr().err
+
+
+def test_shares_are_all_samples_once(ruler, nvidia, speller, tmp_path):
+    folder = tmp_path / "100"
+    folder.mkdir()
+    made_set(nvidia, speller, "niah_single_1", 100).save(folder / "niah_single_1.jsonl.xz")
+
+    def indices(share, samples):
+        options = argparse.Namespace(prompts=tmp_path, lengths=None, tasks=None, samples=samples, share=share)
+        return [prompt.index for sets in ruler._stored(options, 50).values() for x in sets for prompt in x.prompts]
+
+    assert [indices(ruler._share(text), 3) for text in ("1/1", "1/2", "2/2")] == [[0, 1, 2], [0, 2], [1]]
+    assert indices(ruler._share("1/2"), 2) == [0]
+    for text in ("0/2", "3/2", "half"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a share"):
+            ruler._share(text)
