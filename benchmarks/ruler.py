@@ -129,6 +129,9 @@ def _arguments() -> argparse.Namespace:
         "--share", type=_share, default=(0, 1), metavar="I/N", help="every N-th sample from the I-th on, I from 1"
     )
     added.add_argument("--minutes", type=float, help="begin no batch after this time")
+    added.add_argument(
+        "--dry-run", action="store_true", help="print the work of each method and length, answer nothing"
+    )
     added.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines, continued if it exists")
 
     added = command("check", _check, "Compare answers of the unmodified model with generate of transformers.")
@@ -381,14 +384,15 @@ def ways(methods: Sequence[str], plans: Sequence[Path], near_far: Path | None) -
 
 
 def _answers(options: argparse.Namespace) -> None:
-    loaded = load(options.model, device=options.device, dtype=options.dtype)
+    # To count operations, shapes are enough.
+    weights = {"weights": "random"} if options.dry_run else {}
+    loaded = load(options.model, device=options.device, dtype=options.dtype, **weights)
     trained = options.trained or trained_length(loaded.model)
     stored = _stored(options, trained)
     about = {"model": options.name or loaded.name, "weights_hash": loaded.weights_hash, "dtype": loaded.dtype}
     about |= {"trained": trained, "device": _device_name(loaded)}
     about |= {"versions": {"wherewhat": _version("wherewhat"), "torch": torch.__version__}}
-    done = _resumed(options.out, about)
-    proof = prove(loaded.model)
+    done = set() if options.dry_run else _resumed(options.out, about)
     most = options.batch or batch_tokens(loaded)
     cells = [
         (length, way)
@@ -396,6 +400,10 @@ def _answers(options: argparse.Namespace) -> None:
         for way in ways(options.methods, options.plan, options.near_far_plan)
         if way.runs_at(length, trained)
     ]
+    if options.dry_run:
+        _print_work(loaded, cells, stored, most)
+        return
+    proof = prove(loaded.model)
     left = _work(cells, stored, done, most)
     _print(
         f"{loaded.name}: {left.answers:,} answers to come in {left.batches:,} batches, with {left.tokens:,} tokens of "
@@ -468,6 +476,41 @@ def _work(
         tokens=sum(x.prompt.tokens for batch in made for x in batch),
         steps=sum(batch[-1].prompt.tokens - batch[0].prompt.tokens + batch[0].new_tokens for batch in made),
     )
+
+
+_READ_RATE = 250e12
+"""Operations per second with which prompts are read on an H200 in bfloat16. A Llama of 1.1 billion weights reads 4,096
+tokens in 24 ms (docs/scaling.md), which is 390e12; narrower models are slower."""
+_STEP_KERNELS = {UNMODIFIED: 45, "sliding-window": 85, "near-far": 315, "near-far-plan": 315}
+"""Kernels per layer of a step: operations that were counted on a CPU, without views."""
+_OTHER_KERNELS = 165
+_KERNEL = 7e-6
+"""Seconds in which Python starts a kernel, which takes longer than most of these kernels."""
+
+
+def _print_work(
+    loaded: LoadedModel, cells: Sequence[tuple[int, Way]], stored: Mapping[int, Sequence[PromptSet]], most: int
+) -> None:
+    """Print what each way has to do at each length, and about how long one process takes on an H200."""
+    config = loaded.model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    pairs = 2 * config.num_hidden_layers * config.num_attention_heads * width  # operations per pair of tokens
+    embedding = loaded.model.get_input_embeddings().weight
+    weights = sum(x.numel() for x in loaded.model.model.parameters() if x is not embedding)
+    whole = 0.0
+    for length, way in cells:
+        work = _work([(length, way)], stored, set(), most)
+        counts = [prompt.tokens for one in stored[length] for prompt in one.prompts]
+        read = sum(2 * weights * n + pairs * n * n for n in counts)
+        step = _KERNEL * config.num_hidden_layers * _STEP_KERNELS.get(way.name, _OTHER_KERNELS)
+        seconds = read / _READ_RATE + work.steps * step
+        whole += seconds
+        _print(
+            f"{length:,} tokens, {way.name}: {work.answers:,} answers in {work.batches:,} batches, "
+            f"{read / 1e12:,.0f} TFLOP to read them ({read / _READ_RATE:.0f} s), {work.steps:,} steps "
+            f"({work.steps * step:.0f} s at most)"
+        )
+    _print(f"about {whole / 60:.1f} min of one process, at most")
 
 
 def _answer_or_split(loaded: LoadedModel, batch: list[Question], way: Way) -> list[str]:
