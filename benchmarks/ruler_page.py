@@ -212,7 +212,7 @@ _REST = f"""## How to repeat it
 `prompts` and `score` download NVIDIA's package once and run it in a process of its own; `answers` needs torch and
 transformers only. An interrupted `answers` continues. `check` compares answers with those of `generate` of
 transformers. Prompts of different lengths are answered in one batch without padding: all are read up to the length of
-the shortest, then one token of each at a time.
+the shortest, then one token of each at a time. Texts that have ended leave the batch.
 
 ## Limitations
 
