@@ -225,4 +225,6 @@ the shortest, then one token of each at a time. Texts that have ended leave the 
   each new token, and dynamic NTK rotates all keys again for every 64 queries.
 - Small models do few of these tasks even within their trained length; a method cannot be judged by the others.
 - Methods have one set of parameters each, and are applied without training.
+- Seconds per answer are those of a batch divided by its texts. Other processes may have shared the GPU, so they compare
+  methods roughly.
 """
