@@ -28,10 +28,7 @@ TinyLlama. In order of what they tell::
     answers MODEL NAME --lengths 1x --methods none
     python benchmarks/ruler.py check MODEL --prompts ruler/NAME --lengths 1x --device cuda --batch 200000
     python benchmarks/ruler.py score NAME.?.jsonl --prompts ruler/NAME    # the tasks that the model can do
-    answers MODEL NAME --lengths 2x --near-far-plan half.json --tasks TASKS
-    answers MODEL NAME --lengths 4x --near-far-plan half.json --tasks TASKS --samples 30
-    answers MODEL NAME --lengths 1x --methods --plan quarter.json half.json --tasks TASKS --batch 200000
-    answers MODEL NAME --lengths 1.5x --near-far-plan half.json --tasks TASKS --samples 30
+    answers MODEL NAME --lengths 2x 1x 4x 1.5x --tasks TASKS --near-far-plan half.json --plan quarter.json half.json
     answers MODEL NAME --lengths 2x --methods dynamic-ntk --tasks TASKS --samples 10
     answers MODEL NAME --lengths 2x 4x --near-far-plan half.json --samples 10
     answers MODEL NAME --lengths 2x --methods infllm --tasks TASKS --samples 10
@@ -379,6 +376,10 @@ class Way:
         """Whether keys can be cached."""
         return self.method is None or self.method.cacheable
 
+    def largest(self, tokens: int) -> int:
+        """Return the most tokens of a batch, if keys of so many fit: texts that are read at once need more memory."""
+        return tokens if self.cached and self.plan is None else max(1, tokens // 4)
+
     def runs_at(self, length: int, trained: int) -> bool:
         """Return whether it is measured: plans within the trained length, methods beyond, the model itself at both."""
         if self.plan is not None:
@@ -446,7 +447,7 @@ def _answers(options: argparse.Namespace) -> None:
             if not asked:
                 continue
             with way.context(loaded, proof, length=length, trained=trained):
-                for batch in batches(asked, most):
+                for batch in batches(asked, way.largest(most)):
                     seconds = time.perf_counter() - started
                     if options.minutes is not None and seconds > 60 * options.minutes:
                         _print(
@@ -496,7 +497,7 @@ def _work(
             for prompt in one.prompts
             if (way.name, length, one.task, prompt.index) not in done
         ]
-        made += batches(asked, most)
+        made += batches(asked, way.largest(most))
     return Work(
         answers=sum(map(len, made)),
         batches=len(made),
