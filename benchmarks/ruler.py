@@ -14,14 +14,14 @@ The unmodified model answers at all of them, length methods beyond the trained l
 **On a GPU.** A step of one token of each text starts about 45 kernels per layer for the unmodified model, 85 to 165 for
 most methods and 315 for near-far, and Python takes longer to start most of them than the GPU to run them: in 30 layers
 about 9, 18 to 35 and 66 ms. Reading the prompts takes less time than that. So let three processes share the GPU, each
-with a share of the samples, and give each batch as many tokens as memory allows. A token takes ``4 · layers · kv_heads
+with a share of the batches, and give each batch as many tokens as memory allows. A token takes ``4 · layers · kv_heads
 · head_dim`` bytes in bfloat16, and under a method that rotates keys as many again: 46 KB for SmolLM2, 45 for
 TinyLlama. In order of what they tell::
 
     answers() {  # model, name, options: at most 8 minutes of three processes; the same call continues them
         for i in 1 2 3; do
             python benchmarks/ruler.py answers "$1" --prompts "ruler/$2" --out "$2.$i.jsonl" --name "$2" --share $i/3 \
-                --device cuda --dtype bfloat16 --batch 600000 --minutes 8 "${@:3}" &
+                --answered "$2".?.jsonl --device cuda --dtype bfloat16 --batch 600000 --minutes 8 "${@:3}" &
         done
         wait
     }
@@ -150,7 +150,10 @@ def _arguments() -> argparse.Namespace:
     added.add_argument("--near-far-plan", type=Path, help="also near-far for the heads of this plan")
     added.add_argument("--name", help="name of the model in results")
     added.add_argument(
-        "--share", type=_share, default=(0, 1), metavar="I/N", help="every N-th sample from the I-th on, I from 1"
+        "--share", type=_share, default=(0, 1), metavar="I/N", help="one of N parts of the work, I from 1 to N"
+    )
+    added.add_argument(
+        "--answered", type=Path, nargs="*", default=[], metavar="FILE", help="answers that are not given again"
     )
     added.add_argument("--minutes", type=float, help="begin no batch after this time")
     added.add_argument(
@@ -175,7 +178,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _share(text: str) -> tuple[int, int]:
-    """Return the remainder and the divisor of the samples of ``I/N``."""
+    """Return the number of a part, from 0, and the number of parts."""
     first, _, count = text.partition("/")
     if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 1/4")
@@ -205,17 +208,13 @@ def lengths_of(names: Sequence[str], trained: int) -> list[int]:
 
 
 def _stored(options: argparse.Namespace, trained: int) -> dict[int, list[PromptSet]]:
-    """Return the sets of prompts of a folder by length, with the first samples of each, or the share of these."""
+    """Return the sets of prompts of a folder by length, with the first samples of each."""
     names = options.lengths or sorted((path.name for path in options.prompts.glob("[0-9]*")), key=int)
-    rest, count = getattr(options, "share", (0, 1))
     stored: dict[int, list[PromptSet]] = {}
     for length in lengths_of(names, trained):
         files = [options.prompts / str(length) / f"{task}.jsonl.xz" for task in options.tasks or TASKS]
         sets = [PromptSet.load(file) for file in files if file.exists()]
-        stored[length] = [
-            replace(one, prompts=tuple(x for x in one.prompts[: options.samples] if x.index % count == rest))
-            for one in sets
-        ]
+        stored[length] = [replace(one, prompts=one.prompts[: options.samples]) for one in sets]
     if not any(stored.values()):
         raise WherewhatError(f"{options.prompts} has no prompts of these tasks and lengths: write them with 'prompts'")
     return stored
@@ -258,6 +257,32 @@ def batches(some: Sequence[Question], most_tokens: int) -> list[list[Question]]:
             stop = first[stop]
         made += reversed(own)
     return made
+
+
+def steps(batch: Sequence[Question]) -> int:
+    """Return the most steps of one token of each text that a batch of :func:`batches` takes."""
+    return batch[-1].prompt.tokens - batch[0].prompt.tokens + batch[0].new_tokens
+
+
+def shared(some: Sequence[Question], most_tokens: int, share: tuple[int, int]) -> list[list[Question]]:
+    """Return the batches of one part of the work: parts have about the same number of steps.
+
+    Args:
+        some: All questions, the same for all parts.
+        most_tokens: See :func:`batches`.
+        share: Number of the part, from 0, and the number of parts.
+    """
+    part, count = share
+    longest = max((x.prompt.tokens + x.new_tokens for x in some), default=0)
+    most = min(most_tokens, longest * -(-len(some) // count))  # a batch for each part, if possible
+    taken = [0] * count
+    own = []
+    for batch in sorted(batches(some, most), key=steps, reverse=True):
+        least = taken.index(min(taken))
+        taken[least] += steps(batch)
+        if least == part:
+            own.append(batch)
+    return own
 
 
 def answer_batch(
@@ -421,6 +446,9 @@ def _answers(options: argparse.Namespace) -> None:
     about |= {"trained": trained, "device": _device_name(loaded)}
     about |= {"versions": {"wherewhat": _version("wherewhat"), "torch": torch.__version__}}
     done = set() if options.dry_run else _resumed(options.out, about)
+    for path in options.answered:
+        if path.exists() and path != options.out:
+            done |= _keys(read_answers(path)[1])
     most = options.batch or batch_tokens(loaded)
     cells = [
         (length, way)
@@ -429,10 +457,10 @@ def _answers(options: argparse.Namespace) -> None:
         if way.runs_at(length, trained)
     ]
     if options.dry_run:
-        _print_work(loaded, cells, stored, most)
+        _print_work(loaded, cells, stored, most, options.share)
         return
     proof = prove(loaded.model)
-    left = _work(cells, stored, done, most)
+    left = _work(cells, stored, done, most, options.share)
     _print(
         f"{loaded.name}: {left.answers:,} answers to come in {left.batches:,} batches, with {left.tokens:,} tokens of "
         f"prompts and {left.steps:,} steps; {len(done):,} answers are in {options.out}"
@@ -443,11 +471,11 @@ def _answers(options: argparse.Namespace) -> None:
         for length, way in cells:
             if length not in read:
                 read = {length: [x for one in stored[length] for x in questions(loaded, one)]}
-            asked = [x for x in read[length] if (way.name, length, x.task, x.prompt.index) not in done]
+            asked = _asked(read[length], length, way, done, most, options.share)
             if not asked:
                 continue
             with way.context(loaded, proof, length=length, trained=trained):
-                for batch in batches(asked, way.largest(most)):
+                for batch in asked:
                     seconds = time.perf_counter() - started
                     if options.minutes is not None and seconds > 60 * options.minutes:
                         _print(
@@ -474,11 +502,12 @@ def _answers(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """What is left to do: numbers of answers, batches, prompt tokens, and steps of one token of each text."""
+    """What is left to do: numbers of answers, batches, prompt tokens, their squares, and steps of one token each."""
 
     answers: int
     batches: int
     tokens: int
+    squares: int
     steps: int
 
 
@@ -487,23 +516,38 @@ def _work(
     stored: Mapping[int, Sequence[PromptSet]],
     done: set[tuple[str, int, str, int]],
     most: int,
+    share: tuple[int, int],
 ) -> Work:
     """Return what is left to do before anything is tokenised."""
     made: list[list[Question]] = []
     for length, way in cells:
-        asked = [
-            Question(one.task, prompt, (), one.new_tokens)
-            for one in stored[length]
-            for prompt in one.prompts
-            if (way.name, length, one.task, prompt.index) not in done
-        ]
-        made += batches(asked, way.largest(most))
+        some = [Question(one.task, prompt, (), one.new_tokens) for one in stored[length] for prompt in one.prompts]
+        made += _asked(some, length, way, done, most, share)
     return Work(
         answers=sum(map(len, made)),
         batches=len(made),
         tokens=sum(x.prompt.tokens for batch in made for x in batch),
-        steps=sum(batch[-1].prompt.tokens - batch[0].prompt.tokens + batch[0].new_tokens for batch in made),
+        squares=sum(x.prompt.tokens**2 for batch in made for x in batch),
+        steps=sum(map(steps, made)),
     )
+
+
+def _asked(
+    some: Sequence[Question],
+    length: int,
+    way: Way,
+    done: set[tuple[str, int, str, int]],
+    most: int,
+    share: tuple[int, int],
+) -> list[list[Question]]:
+    """Return the batches of one part of the work, without questions that are answered."""
+
+    def left(part: Sequence[Question]) -> list[Question]:
+        return [x for x in part if (way.name, length, x.task, x.prompt.index) not in done]
+
+    # Parts are chosen from all questions, so that they do not depend on what is answered.
+    own = left(some) if share[1] == 1 else [x for part in shared(some, way.largest(most), share) for x in left(part)]
+    return batches(own, way.largest(most))
 
 
 _READ_RATE = 250e12
@@ -517,7 +561,11 @@ _KERNEL = 7e-6
 
 
 def _print_work(
-    loaded: LoadedModel, cells: Sequence[tuple[int, Way]], stored: Mapping[int, Sequence[PromptSet]], most: int
+    loaded: LoadedModel,
+    cells: Sequence[tuple[int, Way]],
+    stored: Mapping[int, Sequence[PromptSet]],
+    most: int,
+    share: tuple[int, int],
 ) -> None:
     """Print what each way has to do at each length, and about how long one process takes on an H200."""
     config = loaded.model.config.get_text_config()
@@ -527,9 +575,8 @@ def _print_work(
     weights = sum(x.numel() for x in loaded.model.model.parameters() if x is not embedding)
     whole = 0.0
     for length, way in cells:
-        work = _work([(length, way)], stored, set(), most)
-        counts = [prompt.tokens for one in stored[length] for prompt in one.prompts]
-        read = sum(2 * weights * n + pairs * n * n for n in counts)
+        work = _work([(length, way)], stored, set(), most, share)
+        read = 2 * weights * work.tokens + pairs * work.squares
         step = _KERNEL * config.num_hidden_layers * _STEP_KERNELS.get(way.name, _OTHER_KERNELS)
         seconds = read / _READ_RATE + work.steps * step
         whole += seconds
@@ -579,6 +626,10 @@ def _resumed(path: Path, about: Mapping[str, Any]) -> set[tuple[str, int, str, i
     # A line that was cut by an interruption is removed, so that the next one begins after it.
     kept = [json.dumps(found), *(json.dumps(line, ensure_ascii=False) for line in lines)]
     write_file(path, ("\n".join(kept) + "\n").encode())
+    return _keys(lines)
+
+
+def _keys(lines: Sequence[Mapping[str, Any]]) -> set[tuple[str, int, str, int]]:
     return {(line["method"], line["length"], line["task"], line["index"]) for line in lines}
 
 

@@ -307,6 +307,16 @@ def test_from_prompts_to_the_page(ruler, nvidia, tmp_path, monkeypatch, capsys):
     assert again == about
     assert lines[: len(first)] == first
     assert len(lines) == 5 * 6
+    files = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
+    for part, file in enumerate(files):
+        assert run("answers", *common, *some[:-4], "--batch", 100, "--share", f"{part + 1}/2", "--out", file) == 0
+    both = [x for file in files for x in ruler.read_answers(file)[1]]
+    keys = ("method", "length", "task", "index", "answer")
+    assert sorted([x[key] for key in keys] for x in both) == sorted([x[key] for key in keys] for x in lines)
+    more = ("--batch", 4000, "--answered", *files, "--out", files[0])
+    capsys.readouterr()
+    assert run("answers", *common, *some[:-4], *more) == 0
+    assert "0 answers to come" in capsys.readouterr().out
     assert run("answers", *common, *some, "--dtype", "bfloat16") == 2
     assert "answers with another dtype" in capsys.readouterr().err
 
@@ -329,17 +339,16 @@ def test_from_prompts_to_the_page(ruler, nvidia, tmp_path, monkeypatch, capsys):
     assert "has no scores" in capsys.readouterr().err
 
 
-def test_shares_are_all_samples_once(ruler, nvidia, speller, tmp_path):
-    folder = tmp_path / "100"
-    folder.mkdir()
-    made_set(nvidia, speller, "niah_single_1", 100).save(folder / "niah_single_1.jsonl.xz")
-
-    def indices(share, samples):
-        options = argparse.Namespace(prompts=tmp_path, lengths=None, tasks=None, samples=samples, share=share)
-        return [prompt.index for sets in ruler._stored(options, 50).values() for x in sets for prompt in x.prompts]
-
-    assert [indices(ruler._share(text), 3) for text in ("1/1", "1/2", "2/2")] == [[0, 1, 2], [0, 2], [1]]
-    assert indices(ruler._share("1/2"), 2) == [0]
+def test_shares_are_all_questions_once(ruler, nvidia):
+    counts = [10, 11, 11, 19, 30, 31, 33, 60]
+    some = [ruler.Question("vt", nvidia.Prompt(i, "", (), n, ""), (0,) * n, 4) for i, n in enumerate(counts)]
+    for most, count in ((10_000, 3), (70, 2), (10_000, 9)):
+        parts = [ruler.shared(some, most, ruler._share(f"{i + 1}/{count}")) for i in range(count)]
+        asked = [x.prompt.index for part in parts for batch in part for x in batch]
+        assert sorted(asked) == list(range(len(some)))
+        loads = [sum(map(ruler.steps, part)) for part in parts]
+        largest = max(ruler.steps(batch) for part in parts for batch in part)
+        assert max(loads) - min(loads) <= largest
     for text in ("0/2", "3/2", "half"):
         with pytest.raises(argparse.ArgumentTypeError, match="is not a share"):
             ruler._share(text)
