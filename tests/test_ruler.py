@@ -352,3 +352,27 @@ def test_shares_are_all_questions_once(ruler, nvidia):
     for text in ("0/2", "3/2", "half"):
         with pytest.raises(argparse.ArgumentTypeError, match="is not a share"):
             ruler._share(text)
+
+
+@pytest.mark.parametrize("name", ["none", "dynamic-ntk", "yarn", "self-extend", "near-far", "plan"])
+def test_texts_that_have_ended_leave_the_batch(ruler, nvidia, speller, monkeypatch, name):
+    """The others go on as before, also if the texts were read one at a time."""
+    from wherewhat.lengths import find_method
+
+    proof, planned = prove(speller.model), name == "plan"
+    some = ruler.questions(speller, made_set(nvidia, speller, "niah_single_1", 100), 3)
+    if planned:
+        layers = plannable(proof)
+        way = ruler.Way(name, plan=Plan("speller", fingerprint(speller.model), 8, 2, layers, dict.fromkeys(layers, ())))
+    else:
+        way = ruler.Way(name, method=find_method(name)().fitted(trained=32, length=100))
+    with way.context(speller, proof, length=100, trained=32):
+        expected = ruler.answer_batch(speller, some, split=not planned)
+        monkeypatch.setattr(ruler, "_LOOK", 2)
+        monkeypatch.setattr(ruler, "_READ", 70)
+        prompt = nvidia.Prompt(**vars(some[0].prompt) | {"references": (expected[0][:1],)})
+        some[0] = ruler.Question(some[0].task, prompt, some[0].ids, some[0].new_tokens)
+        found = ruler.answer_batch(speller, some, split=not planned)
+    assert found[1:] == expected[1:]
+    assert expected[0].startswith(found[0])
+    assert 0 < len(found[0]) < len(expected[0])
