@@ -1,4 +1,4 @@
-"""RULER of NVIDIA within and beyond the trained length: the unmodified model, length methods and cache plans.
+r"""RULER of NVIDIA within and beyond the trained length: the unmodified model, length methods and cache plans.
 
     python benchmarks/ruler.py prompts smollm2 --lengths 1x 2x --out ruler/smollm2
     python benchmarks/ruler.py check smollm2 --prompts ruler/smollm2
@@ -10,6 +10,30 @@
 it may run on another machine. Lengths are tokens of prompt and answer, or multiples of the trained length (``2x``).
 The unmodified model answers at all of them, length methods beyond the trained length, cache plans (``--plan``, files of
 ``wherewhat plan``) within it. Answers are appended to a file, and what it holds is not answered again.
+
+**On a GPU.** A step of one token of each text starts about 45 kernels per layer for the unmodified model, 85 to 165 for
+most methods and 315 for near-far, and Python takes longer to start most of them than the GPU to run them: in 30 layers
+about 9, 18 to 35 and 66 ms. Reading the prompts takes less time than that. So let three processes share the GPU, each
+with a share of the batches, and give each batch as many tokens as memory allows. A token takes ``4 · layers · kv_heads
+· head_dim`` bytes in bfloat16, and under a method that rotates keys as many again: 46 KB for SmolLM2, 45 for
+TinyLlama. In order of what they tell::
+
+    answers() {  # model, name, options: at most 8 minutes of three processes; the same call continues them
+        for i in 1 2 3; do
+            python benchmarks/ruler.py answers "$1" --prompts "ruler/$2" --out "$2.$i.jsonl" --name "$2" --share $i/3 \
+                --answered "$2".?.jsonl --device cuda --dtype bfloat16 --batch 600000 --minutes 8 "${@:3}" &
+        done
+        wait
+    }
+    answers MODEL NAME --lengths 1x --methods none
+    python benchmarks/ruler.py check MODEL --prompts ruler/NAME --lengths 1x --device cuda --batch 200000
+    python benchmarks/ruler.py score NAME.?.jsonl --prompts ruler/NAME    # the tasks that the model can do
+    answers MODEL NAME --lengths 2x 1x 4x 1.5x --tasks TASKS --near-far-plan half.json --plan quarter.json half.json
+    answers MODEL NAME --lengths 2x --methods dynamic-ntk --tasks TASKS --samples 10
+    answers MODEL NAME --lengths 2x 4x --near-far-plan half.json --samples 10
+    answers MODEL NAME --lengths 2x --methods infllm --tasks TASKS --samples 10
+
+``answers --dry-run`` prints operations, batches and steps of each of them, and about how long one process takes.
 """
 
 from __future__ import annotations
@@ -20,7 +44,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +52,10 @@ import torch
 from torch import Tensor
 
 import wherewhat
+from batch_cache import BatchCache, holds_whole_texts
 from nvidia_ruler import PACKAGE, TASKS, VERSION, Prompt, PromptSet, ids_digest, make_all, score_answers, unpacked
 from ruler_page import able_tasks, write_page
+from wherewhat.caches.kept_keys import keys_kept
 from wherewhat.caches.plan import Plan
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import WherewhatError
@@ -47,6 +73,8 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "ruler.md"
 _SAMPLES = 50
 _LOOK = 16
 """Steps after which finished answers are looked for."""
+_READ = 131_072
+"""Most tokens of prompts that are read in one pass."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +144,21 @@ def _arguments() -> argparse.Namespace:
     model(added)
     device(added)
     usual = [name for name in METHODS if name not in SLOW]
-    added.add_argument(
-        "--methods", nargs="*", choices=METHODS, default=usual, help="default: all but " + ", ".join(SLOW)
-    )
+    most = f"'{UNMODIFIED}' is the unmodified model; default: all but {', '.join(SLOW)}"
+    added.add_argument("--methods", nargs="*", choices=METHODS, default=usual, help=most)
     added.add_argument("--plan", type=Path, nargs="+", default=[], help="cache plans, run within the trained length")
     added.add_argument("--near-far-plan", type=Path, help="also near-far for the heads of this plan")
     added.add_argument("--name", help="name of the model in results")
+    added.add_argument(
+        "--share", type=_share, default=(0, 1), metavar="I/N", help="one of N parts of the work, I from 1 to N"
+    )
+    added.add_argument(
+        "--answered", type=Path, nargs="*", default=[], metavar="FILE", help="answers that are not given again"
+    )
     added.add_argument("--minutes", type=float, help="begin no batch after this time")
+    added.add_argument(
+        "--dry-run", action="store_true", help="print the work of each method and length, answer nothing"
+    )
     added.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines, continued if it exists")
 
     added = command("check", _check, "Compare answers of the unmodified model with generate of transformers.")
@@ -139,6 +175,14 @@ def _arguments() -> argparse.Namespace:
     added.add_argument("--scores", type=Path, default=STUDIES, metavar="DIR")
     added.add_argument("--out", type=Path, default=PAGE)
     return parser.parse_args()
+
+
+def _share(text: str) -> tuple[int, int]:
+    """Return the number of a part, from 0, and the number of parts."""
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 1/4")
+    return int(first) - 1, int(count)
 
 
 def _prompts(options: argparse.Namespace) -> None:
@@ -166,19 +210,20 @@ def lengths_of(names: Sequence[str], trained: int) -> list[int]:
 def _stored(options: argparse.Namespace, trained: int) -> dict[int, list[PromptSet]]:
     """Return the sets of prompts of a folder by length, with the first samples of each."""
     names = options.lengths or sorted((path.name for path in options.prompts.glob("[0-9]*")), key=int)
-    stored = {}
+    stored: dict[int, list[PromptSet]] = {}
     for length in lengths_of(names, trained):
         files = [options.prompts / str(length) / f"{task}.jsonl.xz" for task in options.tasks or TASKS]
-        stored[length] = [PromptSet.load(file) for file in files if file.exists()]
+        sets = [PromptSet.load(file) for file in files if file.exists()]
+        stored[length] = [replace(one, prompts=one.prompts[: options.samples]) for one in sets]
     if not any(stored.values()):
         raise WherewhatError(f"{options.prompts} has no prompts of these tasks and lengths: write them with 'prompts'")
     return stored
 
 
-def questions(loaded: LoadedModel, stored: PromptSet, samples: int) -> list[Question]:
-    """Return the first samples of a set with their token ids, which must be those that were counted."""
+def questions(loaded: LoadedModel, stored: PromptSet, samples: int | None = None) -> list[Question]:
+    """Return the samples of a set or the first of them; their token ids must be those that were counted."""
     found = []
-    for prompt in stored.prompts[:samples]:
+    for prompt in stored.prompts if samples is None else stored.prompts[:samples]:
         ids = tuple(loaded.tokenize(prompt.text))
         if ids_digest(ids) != prompt.digest:
             raise WherewhatError(
@@ -214,17 +259,47 @@ def batches(some: Sequence[Question], most_tokens: int) -> list[list[Question]]:
     return made
 
 
-def answer_batch(loaded: LoadedModel, batch: Sequence[Question], *, cached: bool = True) -> list[str]:
+def steps(batch: Sequence[Question]) -> int:
+    """Return the most steps of one token of each text that a batch of :func:`batches` takes."""
+    return batch[-1].prompt.tokens - batch[0].prompt.tokens + batch[0].new_tokens
+
+
+def shared(some: Sequence[Question], most_tokens: int, share: tuple[int, int]) -> list[list[Question]]:
+    """Return the batches of one part of the work: parts have about the same number of steps.
+
+    Args:
+        some: All questions, the same for all parts.
+        most_tokens: See :func:`batches`.
+        share: Number of the part, from 0, and the number of parts.
+    """
+    part, count = share
+    longest = max((x.prompt.tokens + x.new_tokens for x in some), default=0)
+    most = min(most_tokens, longest * -(-len(some) // count))  # a batch for each part, if possible
+    taken = [0] * count
+    own = []
+    for batch in sorted(batches(some, most), key=steps, reverse=True):
+        least = taken.index(min(taken))
+        taken[least] += steps(batch)
+        if least == part:
+            own.append(batch)
+    return own
+
+
+def answer_batch(
+    loaded: LoadedModel, batch: Sequence[Question], *, cached: bool = True, split: bool = True
+) -> list[str]:
     """Return the greedy answers to prompts of different lengths, without padding.
 
     All texts are first read up to the length of the shortest prompt. Then each step reads one token of every text: its
     next token while the prompt lasts, afterwards the most likely one. So each row is computed as if it were alone. A
-    text ends at its end token, with its last new token, or when it contains all references.
+    text ends at its end token, with its last new token, or when it contains all references; it then leaves the batch.
 
     Args:
         loaded: The model, in the context of a length method or plan if there is one.
         batch: The prompts.
         cached: Whether keys are cached; otherwise each step reads the whole texts.
+        split: Whether texts are first read a few at a time, which takes less memory; not under a plan, which has a
+            cache of its own.
     """
     model, ends = loaded.model, end_tokens(loaded)
     shortest, most = min(len(x.ids) for x in batch), batch[0].new_tokens
@@ -236,25 +311,58 @@ def answer_batch(loaded: LoadedModel, batch: Sequence[Question], *, cached: bool
     ids, lengths = ids.to(model.device), lengths.to(model.device)
     ended = torch.tensor(sorted(ends), dtype=torch.int64, device=ids.device)
     open_rows = torch.ones(len(batch), dtype=torch.bool, device=ids.device)
-    cache: Any = None
-    start = 0
+    asked, texts = list(range(len(batch))), [""] * len(batch)
     with torch.no_grad():
-        for place in range(shortest, longest + most):
-            given: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
-            out = model(input_ids=ids[:, start:place], use_cache=cached, logits_to_keep=1, **given)
-            cache, start = (out.past_key_values, place) if cached else (None, 0)
-            best = out.logits[:, -1].argmax(-1)
-            own = place >= lengths
-            ids[:, place] = torch.where(own, best, ids[:, place])
-            open_rows &= ~own | ~torch.isin(best, ended)
-            open_rows &= place + 1 - lengths < most
-            if (place - shortest) % _LOOK == _LOOK - 1:
-                for row in open_rows.nonzero()[:, 0].tolist():
-                    if batch[row].answered(_text(loaded, batch[row], ids[row], place + 1)):
-                        open_rows[row] = False
-                if not bool(open_rows.any()):
+        logits, cache = _read(model, ids[:, :shortest], longest + most, cached=cached, split=split)
+        with keys_kept() as kept:
+            for place in range(shortest, longest + most):
+                if place > shortest:
+                    given: dict[str, Any] = {"past_key_values": cache} if cached else {}
+                    start = place - 1 if cached else 0
+                    logits = model(input_ids=ids[:, start:place], use_cache=cached, logits_to_keep=1, **given).logits
+                best = logits[:, -1].argmax(-1)
+                own = place >= lengths
+                ids[:, place] = torch.where(own, best, ids[:, place])
+                open_rows &= ~own | ~torch.isin(best, ended)
+                open_rows &= place + 1 - lengths < most
+                if (place - shortest) % _LOOK != _LOOK - 1 and place + 1 < longest + most:
+                    continue
+                left, here = [], ids.cpu()
+                for row, is_open in enumerate(open_rows.tolist()):
+                    texts[asked[row]] = _text(loaded, batch[asked[row]], here[row], place + 1)
+                    if is_open and not batch[asked[row]].answered(texts[asked[row]]):
+                        left.append(row)
+                if not left:
                     break
-    return [_text(loaded, question, row, place + 1) for question, row in zip(batch, ids, strict=True)]
+                if len(left) < len(asked):
+                    # Texts that have ended would cost as much as the others until the last one ends.
+                    chosen = torch.tensor(left, device=ids.device)
+                    ids, lengths, open_rows, asked = (
+                        ids[chosen],
+                        lengths[chosen],
+                        open_rows[chosen],
+                        [asked[x] for x in left],
+                    )
+                    if cached:
+                        cache.batch_select_indices(chosen)
+                        kept.select(chosen)
+    return texts
+
+
+def _read(model: Any, ids: Tensor, tokens: int, *, cached: bool, split: bool) -> tuple[Tensor, Any]:
+    """Return the logits after texts ``(batch, n)``, and a cache of their keys for up to ``tokens`` tokens each."""
+    if not (cached and split and holds_whole_texts(model.config)):
+        out = model(input_ids=ids, use_cache=cached, logits_to_keep=1)
+        return out.logits, out.past_key_values if cached else None
+    cache = BatchCache(model.config.get_text_config().num_hidden_layers, len(ids), tokens)
+    logits = []
+    step = max(1, _READ // ids.shape[1])
+    for start in range(0, len(ids), step):
+        rows = slice(start, min(len(ids), start + step))
+        cache.fill(rows)
+        logits.append(model(input_ids=ids[rows], use_cache=True, past_key_values=cache, logits_to_keep=1).logits)
+    cache.fill(None)
+    return torch.cat(logits), cache
 
 
 def end_tokens(loaded: LoadedModel) -> frozenset[int]:
@@ -293,6 +401,10 @@ class Way:
         """Whether keys can be cached."""
         return self.method is None or self.method.cacheable
 
+    def largest(self, tokens: int) -> int:
+        """Return the most tokens of a batch, if keys of so many fit: texts that are read at once need more memory."""
+        return tokens if self.cached and self.plan is None else max(1, tokens // 4)
+
     def runs_at(self, length: int, trained: int) -> bool:
         """Return whether it is measured: plans within the trained length, methods beyond, the model itself at both."""
         if self.plan is not None:
@@ -310,8 +422,8 @@ class Way:
 
 
 def ways(methods: Sequence[str], plans: Sequence[Path], near_far: Path | None) -> list[Way]:
-    """Return the ways that are asked for, the unmodified model first."""
-    found = [Way(UNMODIFIED)]
+    """Return the ways that are asked for, the unmodified model first; ``none`` is that."""
+    found = [Way(UNMODIFIED)] if UNMODIFIED in methods else []
     found += [Way(name, method=find_method(name)()) for name in methods if name != UNMODIFIED]
     if near_far is not None:
         found.append(Way("near-far-plan", method=NearFar(plan=Plan.load(near_far))))
@@ -325,14 +437,18 @@ def ways(methods: Sequence[str], plans: Sequence[Path], near_far: Path | None) -
 
 
 def _answers(options: argparse.Namespace) -> None:
-    loaded = load(options.model, device=options.device, dtype=options.dtype)
+    # To count operations, shapes are enough.
+    weights = {"weights": "random"} if options.dry_run else {}
+    loaded = load(options.model, device=options.device, dtype=options.dtype, **weights)
     trained = options.trained or trained_length(loaded.model)
     stored = _stored(options, trained)
     about = {"model": options.name or loaded.name, "weights_hash": loaded.weights_hash, "dtype": loaded.dtype}
     about |= {"trained": trained, "device": _device_name(loaded)}
     about |= {"versions": {"wherewhat": _version("wherewhat"), "torch": torch.__version__}}
-    done = _resumed(options.out, about)
-    proof = prove(loaded.model)
+    done = set() if options.dry_run else _resumed(options.out, about)
+    for path in options.answered:
+        if path.exists() and path != options.out:
+            done |= _keys(read_answers(path)[1])
     most = options.batch or batch_tokens(loaded)
     cells = [
         (length, way)
@@ -340,7 +456,11 @@ def _answers(options: argparse.Namespace) -> None:
         for way in ways(options.methods, options.plan, options.near_far_plan)
         if way.runs_at(length, trained)
     ]
-    left = _work(cells, stored, options.samples, done, most)
+    if options.dry_run:
+        _print_work(loaded, cells, stored, most, options.share)
+        return
+    proof = prove(loaded.model)
+    left = _work(cells, stored, done, most, options.share)
     _print(
         f"{loaded.name}: {left.answers:,} answers to come in {left.batches:,} batches, with {left.tokens:,} tokens of "
         f"prompts and {left.steps:,} steps; {len(done):,} answers are in {options.out}"
@@ -350,12 +470,12 @@ def _answers(options: argparse.Namespace) -> None:
     with options.out.open("a", encoding="utf-8") as file:
         for length, way in cells:
             if length not in read:
-                read = {length: [x for one in stored[length] for x in questions(loaded, one, options.samples)]}
-            asked = [x for x in read[length] if (way.name, length, x.task, x.prompt.index) not in done]
+                read = {length: [x for one in stored[length] for x in questions(loaded, one)]}
+            asked = _asked(read[length], length, way, done, most, options.share)
             if not asked:
                 continue
             with way.context(loaded, proof, length=length, trained=trained):
-                for batch in batches(asked, most):
+                for batch in asked:
                     seconds = time.perf_counter() - started
                     if options.minutes is not None and seconds > 60 * options.minutes:
                         _print(
@@ -363,7 +483,7 @@ def _answers(options: argparse.Namespace) -> None:
                         )
                         return
                     began = time.perf_counter()
-                    texts = _answer_or_split(loaded, batch, cached=way.cached)
+                    texts = _answer_or_split(loaded, batch, way)
                     took = (time.perf_counter() - began) / len(batch)
                     for question, text in zip(batch, texts, strict=True):
                         line = {"method": way.name, "length": length, "task": question.task}
@@ -382,43 +502,96 @@ def _answers(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """What is left to do: numbers of answers, batches, prompt tokens, and steps of one token of each text."""
+    """What is left to do: numbers of answers, batches, prompt tokens, their squares, and steps of one token each."""
 
     answers: int
     batches: int
     tokens: int
+    squares: int
     steps: int
 
 
 def _work(
     cells: Sequence[tuple[int, Way]],
     stored: Mapping[int, Sequence[PromptSet]],
-    samples: int,
     done: set[tuple[str, int, str, int]],
     most: int,
+    share: tuple[int, int],
 ) -> Work:
     """Return what is left to do before anything is tokenised."""
     made: list[list[Question]] = []
     for length, way in cells:
-        asked = [
-            Question(one.task, prompt, (), one.new_tokens)
-            for one in stored[length]
-            for prompt in one.prompts[:samples]
-            if (way.name, length, one.task, prompt.index) not in done
-        ]
-        made += batches(asked, most)
+        some = [Question(one.task, prompt, (), one.new_tokens) for one in stored[length] for prompt in one.prompts]
+        made += _asked(some, length, way, done, most, share)
     return Work(
         answers=sum(map(len, made)),
         batches=len(made),
         tokens=sum(x.prompt.tokens for batch in made for x in batch),
-        steps=sum(batch[-1].prompt.tokens - batch[0].prompt.tokens + batch[0].new_tokens for batch in made),
+        squares=sum(x.prompt.tokens**2 for batch in made for x in batch),
+        steps=sum(map(steps, made)),
     )
 
 
-def _answer_or_split(loaded: LoadedModel, batch: list[Question], *, cached: bool) -> list[str]:
+def _asked(
+    some: Sequence[Question],
+    length: int,
+    way: Way,
+    done: set[tuple[str, int, str, int]],
+    most: int,
+    share: tuple[int, int],
+) -> list[list[Question]]:
+    """Return the batches of one part of the work, without questions that are answered."""
+
+    def left(part: Sequence[Question]) -> list[Question]:
+        return [x for x in part if (way.name, length, x.task, x.prompt.index) not in done]
+
+    # Parts are chosen from all questions, so that they do not depend on what is answered.
+    own = left(some) if share[1] == 1 else [x for part in shared(some, way.largest(most), share) for x in left(part)]
+    return batches(own, way.largest(most))
+
+
+_READ_RATE = 250e12
+"""Operations per second with which prompts are read on an H200 in bfloat16. A Llama of 1.1 billion weights reads 4,096
+tokens in 24 ms (docs/scaling.md), which is 390e12; narrower models are slower."""
+_STEP_KERNELS = {UNMODIFIED: 45, "sliding-window": 85, "near-far": 315, "near-far-plan": 315}
+"""Kernels per layer of a step: operations that were counted on a CPU, without views."""
+_OTHER_KERNELS = 165
+_KERNEL = 7e-6
+"""Seconds in which Python starts a kernel, which takes longer than most of these kernels."""
+
+
+def _print_work(
+    loaded: LoadedModel,
+    cells: Sequence[tuple[int, Way]],
+    stored: Mapping[int, Sequence[PromptSet]],
+    most: int,
+    share: tuple[int, int],
+) -> None:
+    """Print what each way has to do at each length, and about how long one process takes on an H200."""
+    config = loaded.model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    pairs = 2 * config.num_hidden_layers * config.num_attention_heads * width  # operations per pair of tokens
+    embedding = loaded.model.get_input_embeddings().weight
+    weights = sum(x.numel() for x in loaded.model.model.parameters() if x is not embedding)
+    whole = 0.0
+    for length, way in cells:
+        work = _work([(length, way)], stored, set(), most, share)
+        read = 2 * weights * work.tokens + pairs * work.squares
+        step = _KERNEL * config.num_hidden_layers * _STEP_KERNELS.get(way.name, _OTHER_KERNELS)
+        seconds = read / _READ_RATE + work.steps * step
+        whole += seconds
+        _print(
+            f"{length:,} tokens, {way.name}: {work.answers:,} answers in {work.batches:,} batches, "
+            f"{read / 1e12:,.0f} TFLOP to read them ({read / _READ_RATE:.0f} s), {work.steps:,} steps "
+            f"({work.steps * step:.0f} s at most)"
+        )
+    _print(f"about {whole / 60:.1f} min of one process, at most")
+
+
+def _answer_or_split(loaded: LoadedModel, batch: list[Question], way: Way) -> list[str]:
     """Return the answers to a batch, in halves if the GPU has too little memory for it."""
     try:
-        return answer_batch(loaded, batch, cached=cached)
+        return answer_batch(loaded, batch, cached=way.cached, split=way.plan is None)
     except torch.OutOfMemoryError:
         if len(batch) == 1:
             raise WherewhatError(
@@ -426,7 +599,7 @@ def _answer_or_split(loaded: LoadedModel, batch: list[Question], *, cached: bool
             ) from None
     torch.cuda.empty_cache()
     middle = len(batch) // 2
-    return [x for part in (batch[:middle], batch[middle:]) for x in _answer_or_split(loaded, part, cached=cached)]
+    return [x for part in (batch[:middle], batch[middle:]) for x in _answer_or_split(loaded, part, way)]
 
 
 def batch_tokens(loaded: LoadedModel) -> int:
@@ -453,6 +626,10 @@ def _resumed(path: Path, about: Mapping[str, Any]) -> set[tuple[str, int, str, i
     # A line that was cut by an interruption is removed, so that the next one begins after it.
     kept = [json.dumps(found), *(json.dumps(line, ensure_ascii=False) for line in lines)]
     write_file(path, ("\n".join(kept) + "\n").encode())
+    return _keys(lines)
+
+
+def _keys(lines: Sequence[Mapping[str, Any]]) -> set[tuple[str, int, str, int]]:
     return {(line["method"], line["length"], line["task"], line["index"]) for line in lines}
 
 

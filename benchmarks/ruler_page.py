@@ -212,7 +212,7 @@ _REST = f"""## How to repeat it
 `prompts` and `score` download NVIDIA's package once and run it in a process of its own; `answers` needs torch and
 transformers only. An interrupted `answers` continues. `check` compares answers with those of `generate` of
 transformers. Prompts of different lengths are answered in one batch without padding: all are read up to the length of
-the shortest, then one token of each at a time.
+the shortest, then one token of each at a time. Texts that have ended leave the batch.
 
 ## Limitations
 
@@ -225,4 +225,6 @@ the shortest, then one token of each at a time.
   each new token, and dynamic NTK rotates all keys again for every 64 queries.
 - Small models do few of these tasks even within their trained length; a method cannot be judged by the others.
 - Methods have one set of parameters each, and are applied without training.
+- Seconds per answer are those of a batch divided by its texts. Other processes may have shared the GPU, so they compare
+  methods roughly.
 """

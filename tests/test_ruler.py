@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import itertools
 import json
@@ -192,7 +193,13 @@ def test_a_batch_gives_the_answers_of_generate(ruler, nvidia, speller):
     assert ruler.answer_batch(speller, some, cached=False) == expected
 
 
-@pytest.mark.parametrize("name", ["yarn", "self-extend", "near-far", "streaming-llm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sliding-window", "streaming-llm", "lm-infinite", "infllm", "position-interpolation", "ntk-aware"),
+        *("dynamic-ntk", "yarn", "self-extend", "rerope", "near-far"),
+    ],
+)
 def test_a_batch_under_a_method_gives_the_answers_of_its_own_generate(ruler, nvidia, speller, name):
     """The method is fitted to the context, not to the prompt, and prompts differ in length."""
     from wherewhat.lengths import find_method, generate
@@ -201,7 +208,7 @@ def test_a_batch_under_a_method_gives_the_answers_of_its_own_generate(ruler, nvi
     proof = prove(speller.model)
     some = ruler.questions(speller, made_set(nvidia, speller, "niah_single_1", 100), 3)
     with ruler.Way(name, method=method).context(speller, proof, length=100, trained=32):
-        found = ruler.answer_batch(speller, some)
+        found = ruler.answer_batch(speller, some, cached=method.cacheable)
     for question, text in zip(some, found, strict=True):
         ids = generate(speller.model, torch.tensor([question.ids]), method, question.new_tokens, proof=proof)[0]
         assert text == speller.tokenizer.decode(ids[len(question.ids) :], skip_special_tokens=True)
@@ -214,7 +221,7 @@ def test_a_batch_under_a_plan_gives_the_answers_of_generate(ruler, nvidia, spell
     plan = Plan("speller", fingerprint(speller.model), window=8, sinks=2, layers=layers, full=full)
     some = ruler.questions(speller, made_set(nvidia, speller, "niah_single_1", 100), 3)
     with ruler.Way("plan", plan=plan).context(speller, proof, length=100, trained=100):
-        found = ruler.answer_batch(speller, some)
+        found = ruler.answer_batch(speller, some, split=False)
         assert found == [ruler.generated(speller, question) for question in some]
     assert found != ruler.answer_batch(speller, some)
 
@@ -276,7 +283,7 @@ def test_from_prompts_to_the_page(ruler, nvidia, tmp_path, monkeypatch, capsys):
 
     prompts, answers = tmp_path / "prompts", tmp_path / "answers.jsonl"
     common = (model, "--prompts", prompts, "--trained", 96)
-    some = ("--methods", "yarn", "near-far", "--plan", plan, "--out", answers, "--batch", 4000)
+    some = ("--methods", "none", "yarn", "near-far", "--plan", plan, "--out", answers, "--batch", 4000)
     assert run("check", *common, "--count", 4) == 0
     assert "4 of 4 answers are those of generate" in capsys.readouterr().out
     assert run("answers", *common, *some, "--tasks", "vt") == 0
@@ -300,6 +307,16 @@ def test_from_prompts_to_the_page(ruler, nvidia, tmp_path, monkeypatch, capsys):
     assert again == about
     assert lines[: len(first)] == first
     assert len(lines) == 5 * 6
+    files = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
+    for part, file in enumerate(files):
+        assert run("answers", *common, *some[:-4], "--batch", 100, "--share", f"{part + 1}/2", "--out", file) == 0
+    both = [x for file in files for x in ruler.read_answers(file)[1]]
+    keys = ("method", "length", "task", "index", "answer")
+    assert sorted([x[key] for key in keys] for x in both) == sorted([x[key] for key in keys] for x in lines)
+    more = ("--batch", 4000, "--answered", *files, "--out", files[0])
+    capsys.readouterr()
+    assert run("answers", *common, *some[:-4], *more) == 0
+    assert "0 answers to come" in capsys.readouterr().out
     assert run("answers", *common, *some, "--dtype", "bfloat16") == 2
     assert "answers with another dtype" in capsys.readouterr().err
 
@@ -320,3 +337,42 @@ def test_from_prompts_to_the_page(ruler, nvidia, tmp_path, monkeypatch, capsys):
     assert "can do 1 of 3 tasks: `vt`" in (tmp_path / "ruler.md").read_text("utf-8")
     assert run("page", "--scores", tmp_path / "prompts", "--out", tmp_path / "ruler.md") == 2
     assert "has no scores" in capsys.readouterr().err
+
+
+def test_shares_are_all_questions_once(ruler, nvidia):
+    counts = [10, 11, 11, 19, 30, 31, 33, 60]
+    some = [ruler.Question("vt", nvidia.Prompt(i, "", (), n, ""), (0,) * n, 4) for i, n in enumerate(counts)]
+    for most, count in ((10_000, 3), (70, 2), (10_000, 9)):
+        parts = [ruler.shared(some, most, ruler._share(f"{i + 1}/{count}")) for i in range(count)]
+        asked = [x.prompt.index for part in parts for batch in part for x in batch]
+        assert sorted(asked) == list(range(len(some)))
+        loads = [sum(map(ruler.steps, part)) for part in parts]
+        largest = max(ruler.steps(batch) for part in parts for batch in part)
+        assert max(loads) - min(loads) <= largest
+    for text in ("0/2", "3/2", "half"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a share"):
+            ruler._share(text)
+
+
+@pytest.mark.parametrize("name", ["none", "dynamic-ntk", "yarn", "self-extend", "near-far", "plan"])
+def test_texts_that_have_ended_leave_the_batch(ruler, nvidia, speller, monkeypatch, name):
+    """The others go on as before, also if the texts were read one at a time."""
+    from wherewhat.lengths import find_method
+
+    proof, planned = prove(speller.model), name == "plan"
+    some = ruler.questions(speller, made_set(nvidia, speller, "niah_single_1", 100), 3)
+    if planned:
+        layers = plannable(proof)
+        way = ruler.Way(name, plan=Plan("speller", fingerprint(speller.model), 8, 2, layers, dict.fromkeys(layers, ())))
+    else:
+        way = ruler.Way(name, method=find_method(name)().fitted(trained=32, length=100))
+    with way.context(speller, proof, length=100, trained=32):
+        expected = ruler.answer_batch(speller, some, split=not planned)
+        monkeypatch.setattr(ruler, "_LOOK", 2)
+        monkeypatch.setattr(ruler, "_READ", 70)
+        prompt = nvidia.Prompt(**vars(some[0].prompt) | {"references": (expected[0][:1],)})
+        some[0] = ruler.Question(some[0].task, prompt, some[0].ids, some[0].new_tokens)
+        found = ruler.answer_batch(speller, some, split=not planned)
+    assert found[1:] == expected[1:]
+    assert expected[0].startswith(found[0])
+    assert 0 < len(found[0]) < len(expected[0])

@@ -89,7 +89,8 @@ def attend_sets(
         parts.append(sink.expand(*parts[0].shape[:3], 1))
     # Rows that see nothing give 0/0; models leave such rows at zero.
     weights = torch.softmax(torch.cat(parts, -1), -1).nan_to_num(0.0)
-    value = torch.cat([attention.value[:, :, key_set.keys] for key_set in sets], 2).to(weights.dtype)
+    values = [attention.value[:, :, key_set.keys] for key_set in sets]
+    value = (values[0] if len(values) == 1 else torch.cat(values, 2)).to(weights.dtype)
     output = shared_product(weights[..., :columns], value)
     if chosen is not None:
         own = weights[..., columns : columns + chosen.keys.shape[-1], None]
@@ -100,8 +101,10 @@ def attend_sets(
 def gathered(x: Tensor, index: Tensor) -> Tensor:
     """Return keys or values ``(batch, kv_heads, m, d)`` by index ``(batch, heads, rows, c)``, with d last."""
     batch, kv_heads, m, d = x.shape
-    rows = torch.arange(batch * kv_heads, device=x.device) * m
-    flat = index.view(batch * kv_heads, -1) + rows[:, None]
+    rows = torch.arange(batch * kv_heads, device=x.device)[:, None]
+    if not x.is_contiguous():  # memory that is reserved for later keys is not copied
+        return x.flatten(0, 1)[rows, index.view(batch * kv_heads, -1)].view(*index.shape, d)
+    flat = index.view(batch * kv_heads, -1) + rows * m
     return x.reshape(-1, d).index_select(0, flat.flatten()).view(*index.shape, d)
 
 

@@ -23,6 +23,7 @@ from wherewhat.caches.attention import (
     row_indices,
     set_scores,
 )
+from wherewhat.caches.kept_keys import own_positions, rotated_keys
 from wherewhat.caches.kernels import attend_by_kernels, kernel_available
 from wherewhat.captures.attention import LayerAttention, Mask, Rows
 from wherewhat.captures.rotation import Rotation
@@ -92,7 +93,9 @@ class Windowed:
 
     def first_keys(self, attention: LayerAttention) -> Tensor | None:
         """Return the keys beyond the window, rotated to their positions; None for none."""
-        return None if self.far is None else self.far.rotated(attention)
+        if self.far is None:
+            return None
+        return self.far.rotated(attention) if self.far.count < attention.m else rotated_keys(attention, self.far.key)
 
     def sets(self, attention: LayerAttention, rows: Rows, far_keys: Tensor | None) -> list[KeySet]:
         """Return the keys inside the window of some queries, and those beyond it if there are any.
@@ -196,9 +199,12 @@ def _rerotated(attention: LayerAttention, rows: Rows, rotation: Rotation, keys: 
     """Return some queries and the first ``keys`` keys under another rotation."""
     first, device = attention.m - attention.n, attention.rot_q.device
     i = row_indices(rows, device) + first
-    j = torch.arange(keys, device=device)
     q = rotated_to(attention, attention.rot_q[:, :, rows], i, i, rotation=rotation)
-    k = rotated_to(attention, attention.rot_k[:, :, :keys], j, j, rotation=rotation)
+    if keys == attention.m:
+        k = rotated_keys(attention, own_positions, rotation=rotation)
+    else:
+        j = torch.arange(keys, device=device)
+        k = rotated_to(attention, attention.rot_k[:, :, :keys], j, j, rotation=rotation)
     return KeySet(q, k, slice(0, keys), torch.ones(1, 1, dtype=torch.bool, device=device))
 
 

@@ -23,6 +23,7 @@ from wherewhat.caches.attention import (
     row_indices,
     set_scores,
 )
+from wherewhat.caches.kept_keys import rotated_keys
 from wherewhat.caches.kernels import MOST_FAR, attend_on_gpu, kernel_available, merge_attention, merged_attention
 from wherewhat.caches.plan import Plan
 from wherewhat.caches.visibility import Queries, Visibility, Windowed, attend_by_heads, query_rows
@@ -260,8 +261,7 @@ class _NearFar:
 
 def _contents(attention: LayerAttention) -> Tensor:
     """Return the keys at position 0, ``(batch, kv_heads, m, d)``."""
-    j = torch.arange(attention.m, device=attention.rot_k.device)
-    return rotated_to(attention, attention.rot_k, j, torch.zeros_like(j))
+    return rotated_keys(attention, torch.zeros_like)
 
 
 def judged_queries(attention: LayerAttention, method: NearFar, kind: Judged, q: Tensor, i: Tensor) -> Tensor:

@@ -238,5 +238,14 @@ class SelfExtend(LengthMethod):
         if attention.m <= window or group == 1 or attention.rotation is None:
             return None
         shift = window - window // group
-        far = FarKeys(count=attention.m, query=lambda i: i // group + shift, key=lambda j: j // group)
-        return Windowed(window, far)
+        return Windowed(window, FarKeys(attention.m, query=lambda i: i // group + shift, key=_Grouped(group)))
+
+
+@dataclass(frozen=True)
+class _Grouped:
+    """Positions ``⌊j/G⌋``, equal for equal G."""
+
+    group: int
+
+    def __call__(self, j: Tensor) -> Tensor:
+        return j // self.group
