@@ -88,8 +88,9 @@ _open: ContextVar[KeptKeys | None] = ContextVar("kept_keys", default=None)
 def keys_kept() -> Iterator[KeptKeys]:
     """Keep the keys that a method rotates inside the context, so that each token's are rotated once.
 
-    All passes inside the context must continue one batch of texts with one cache. Their results are the same; keys take
-    memory for a second copy, in float32. Without it every new token rotates the keys of the whole text.
+    All passes inside the context must continue one batch of texts with one cache, whose rows keep their order (no beam
+    search). Their results are the same; keys take memory for a second copy, in float32. Without it every new token
+    rotates the keys of the whole text.
 
     Examples:
         >>> with extended(model, method), keys_kept():
