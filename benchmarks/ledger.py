@@ -23,10 +23,13 @@ allocator keeps freed memory, which hides what is allocated again. Times are the
 from __future__ import annotations
 
 import argparse
+import cProfile
 import ctypes
+import io
 import json
 import os
 import platform
+import pstats
 import re
 import statistics
 import sys
@@ -96,7 +99,7 @@ def main() -> int:
         result["skipped"].pop(name, None)
         rows = result["several" if name in (TOGETHER, REPORT) else "measurements"]
         try:
-            row = measured(subject, _work(name, subject, models, request, documents, options), options)
+            row = measured(name, subject, _work(name, subject, models, request, documents, options), options)
         except WherewhatError as error:
             result["skipped"][name] = str(error)
             print(f"{name:12} skipped: {error}", flush=True)
@@ -129,6 +132,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", help="default: float32, for a shape bfloat16")
     parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--json", type=Path, help="add the numbers to this file")
+    parser.add_argument(
+        "--profile", type=Path, metavar="DIR", help="also write which functions and kernels take the time"
+    )
     options = parser.parse_args()
     options.device = options.device or ("cuda" if options.shape else "cpu")
     options.dtype = options.dtype or ("bfloat16" if options.shape else "float32")
@@ -206,7 +212,7 @@ class Work:
     counted: bool = True
 
 
-def measured(subject: ModelSubject, works: Sequence[Work], options: argparse.Namespace) -> dict[str, Any]:
+def measured(name: str, subject: ModelSubject, works: Sequence[Work], options: argparse.Namespace) -> dict[str, Any]:
     """Return cost, floor and memory of a measurement; see the top of this file.
 
     Of several works the first is measured alone if it takes longer than the limit.
@@ -237,6 +243,8 @@ def measured(subject: ModelSubject, works: Sequence[Work], options: argparse.Nam
             pairs.append((seconds, alone))
             floors.append(counter.tokens / sum(ids.numel() for ids in work.ids))
             peaks = (plain_peak[0], peak[0]) if turn == 0 else peaks
+        if options.profile is not None:
+            _profile(work.run, options.profile / f"{name}.txt")
     passes = statistics.median(ours / alone for ours, alone in pairs)
     floor = statistics.median(floors)
     return {
@@ -251,6 +259,22 @@ def measured(subject: ModelSubject, works: Sequence[Work], options: argparse.Nam
         "documents": options.documents,
         "timed": sum(len(ids) for ids in work.ids),
     }
+
+
+def _profile(run: Callable[[], object], path: Path) -> None:
+    """Write the functions of Python, and the operations and kernels of torch, that take most of the time."""
+    profile = cProfile.Profile()
+    with profile:
+        run()
+    with torch.profiler.profile() as operations:
+        run()
+    text = io.StringIO()
+    for order in ("cumulative", "tottime"):
+        pstats.Stats(profile, stream=text).sort_stats(order).print_stats(80)
+    for order in ("self_device_time_total", "self_cpu_time_total"):
+        text.write(operations.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=80))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.getvalue(), encoding="utf-8")
 
 
 def _work(

@@ -71,7 +71,10 @@ def test_every_measurement_is_measured_or_named(ledger, tmp_path, capsys):
 def test_shapes_and_more_measurements_in_the_same_file(ledger, tmp_path):
     out = tmp_path / "shape.json"
     fixed = ("--shape", "1.1B", "--device", "cpu", "--dtype", "float32", "--tokens", 32, "--documents", 2)
-    assert ledger(*fixed, "--measurement", "attention", "--json", out) == 0
+    assert ledger(*fixed, "--measurement", "attention", "--json", out, "--profile", tmp_path / "profile") == 0
+    profile = (tmp_path / "profile" / "attention.txt").read_text("utf-8")
+    assert "measure_texts" in profile
+    assert "aten::" in profile
     first = json.loads(out.read_text())
     assert ledger(*fixed, "--measurement", "frequencies", "prompts", "choices", "--json", out) == 0
     second = json.loads(out.read_text())
