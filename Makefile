@@ -33,7 +33,7 @@ SLEEPING := OMP_WAIT_POLICY=passive
 report: $(READY)  ## profile the embedded model on the embedded text
 	@env -u OMP_NUM_THREADS $(BIN)/wherewhat report
 
-test: $(TOOLS)  ## every algorithm and command once: five minutes on two cores
+test: $(TOOLS)  ## every algorithm and command once: eight minutes on two cores
 	$(PYTEST) -m "not slow"
 
 test-all: test  ## also every model type, trained models, documentation, fuzzing, and other instruction sets and threads
