@@ -167,7 +167,7 @@ def compared(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
         "**`auto` and the best selector with hindsight.** Areas under the curves of rise and part found, by groups, on "
         "the documents for measuring. The best selector is that of the six with the best area on these documents, for "
         "each area alone, so it has an advantage by chance. Differences are paired by document, ± 95 %. The last "
-        "column says than which of the two `auto` is worse by more than the interval."
+        "column says whether `auto` is worse than one of the two by more than the interval."
     )
     yield "| model | area | `auto` | best with hindsight | `auto` minus best | `auto` minus `ranks` | clearly worse |"
     yield "|---" * 7 + "|"
