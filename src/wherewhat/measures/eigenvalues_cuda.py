@@ -6,6 +6,8 @@ held in registers, made tridiagonal by Householder reflections, and its eigenval
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 import triton.language as tl
@@ -14,21 +16,28 @@ from torch import Tensor
 LARGEST = 128
 """Largest dimension of a matrix that fits into the registers of a program."""
 
+_SMALLEST = 16
+"""Smallest dimension of a program."""
+
 _HALVINGS = 60
 """Halvings of the interval that contains all eigenvalues; float64 has 53 bits."""
 
 
 @triton.jit
-def _tridiagonal(matrices, diagonal, beside, d, D: tl.constexpr):
-    """Reduce one matrix a program to its diagonal and the entries beside it."""
+def _tridiagonal(matrices, rest, diagonal, beside, d, steps, stride, D: tl.constexpr):
+    """Reduce the first rows of one matrix a program to their diagonal and the entries beside it; store the rest of it.
+
+    Columns are read as rows, and all sums over the matrix are over rows: a thread holds parts of all rows, so that
+    these sums need no exchange within a warp.
+    """
     matrix = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, D)
     inside = i < d
     a = tl.load(
         matrices + matrix * d * d + i[:, None] * d + i[None, :], mask=inside[:, None] & inside[None, :], other=0.0
     )
-    for k in range(0, d):
-        column = tl.sum(tl.where(i[None, :] == k, a, 0.0), 1)
+    for k in range(0, steps):
+        column = tl.sum(tl.where(i[:, None] == k, a, 0.0), 0)
         x = tl.where(i > k, column, 0.0)
         squares = tl.sum(x * x, 0)
         first = tl.sum(tl.where(i == k + 1, x, 0.0), 0)
@@ -37,11 +46,15 @@ def _tridiagonal(matrices, diagonal, beside, d, D: tl.constexpr):
         v = tl.where(i == k + 1, x - beta, x)
         size = squares - first * beta
         tau = tl.where(size > 0, 1.0 / tl.where(size > 0, size, 1.0), 0.0)
-        p = tau * tl.sum(a * v[None, :], 1)
+        p = tau * tl.sum(a * v[:, None], 0)
         w = p - 0.5 * tau * tl.sum(p * v, 0) * v
         a -= v[:, None] * w[None, :] + w[:, None] * v[None, :]
-        tl.store(diagonal + matrix * d + k, tl.sum(tl.where(i == k, column, 0.0), 0))
-        tl.store(beside + matrix * d + k, beta)
+        tl.store(diagonal + matrix * stride + k, tl.sum(tl.where(i == k, column, 0.0), 0))
+        tl.store(beside + matrix * stride + k, beta)
+    left = d - steps
+    j = i - steps
+    kept = (j >= 0) & (j < left)
+    tl.store(rest + matrix * left * left + j[:, None] * left + j[None, :], a, mask=kept[:, None] & kept[None, :])
 
 
 @triton.jit
@@ -79,10 +92,36 @@ def symmetric_eigenvalues(matrices: Tensor) -> Tensor:
     """Return the eigenvalues of symmetric ``matrices`` ``(m, d, d)`` on a GPU in float64, ascending, ``(m, d)``."""
     matrices = matrices.double().contiguous()
     count, d = matrices.shape[:2]
-    padded = max(16, triton.next_power_of_2(d))
     values: Tensor
     diagonal, beside, values = torch.empty(3, count, d, dtype=torch.float64, device=matrices.device)
-    if count:
-        _tridiagonal[(count,)](matrices, diagonal, beside, d, D=padded, num_warps=4 if padded < LARGEST else 16)
-        _bisection[(count,)](diagonal, beside, values, d, D=padded, HALVINGS=_HALVINGS, num_warps=max(1, padded // 32))
+    if not count:
+        return values
+    for begin, size, steps in _programs(d):
+        rest = matrices.new_empty(count, size - steps, size - steps)
+        padded = _padded(size)
+        _tridiagonal[(count,)](
+            *(matrices, rest, diagonal[:, begin:], beside[:, begin:], size, steps, d), D=padded, num_warps=padded // 8
+        )
+        matrices = rest
+    padded = _padded(d)
+    _bisection[(count,)](diagonal, beside, values, d, D=padded, HALVINGS=_HALVINGS, num_warps=max(1, padded // 32))
     return values
+
+
+def _padded(size: int) -> int:
+    """Return the dimension of the program of a matrix."""
+    padded: int = max(_SMALLEST, triton.next_power_of_2(size))
+    return padded
+
+
+def _programs(d: int) -> Iterator[tuple[int, int, int]]:
+    """Yield first row, size and number of steps of each program that reduces a matrix ``(d, d)``.
+
+    A program that is half done continues as a smaller one, which holds a quarter of the entries.
+    """
+    begin = 0
+    while begin < d:
+        size = d - begin
+        steps = size if _padded(size) == _SMALLEST else size - _padded(size) // 2
+        yield begin, size, steps
+        begin += steps
