@@ -39,6 +39,7 @@ TinyLlama. In order of what they tell::
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -146,6 +147,9 @@ def _arguments() -> argparse.Namespace:
     usual = [name for name in METHODS if name not in SLOW]
     most = f"'{UNMODIFIED}' is the unmodified model; default: all but {', '.join(SLOW)}"
     added.add_argument("--methods", nargs="*", choices=METHODS, default=usual, help=most)
+    added.add_argument(
+        "--variants", nargs="+", default=[], metavar="METHOD:OPTION=VALUE", help="also methods with other parameters"
+    )
     added.add_argument("--plan", type=Path, nargs="+", default=[], help="cache plans, run within the trained length")
     added.add_argument("--near-far-plan", type=Path, help="also near-far for the heads of this plan")
     added.add_argument("--name", help="name of the model in results")
@@ -421,10 +425,27 @@ class Way:
         return extended(loaded.model, fitted, proof=proof)
 
 
-def ways(methods: Sequence[str], plans: Sequence[Path], near_far: Path | None) -> list[Way]:
+def variant(text: str) -> LengthMethod:
+    """Return a method with parameters: ``near-far:top=64,seen=averaged``."""
+    name, _, given = text.partition(":")
+    method = find_method(name)
+    fields = {field.name for field in dataclasses.fields(method)}
+    options: dict[str, int | str] = {}
+    for part in given.split(","):
+        key, _, value = part.partition("=")
+        if key not in fields or not value:
+            raise WherewhatError(f"{text!r} has no option of {name}: give OPTION=VALUE, of {', '.join(sorted(fields))}")
+        options[key] = int(value) if value.isdecimal() else value
+    return method(**options)
+
+
+def ways(
+    methods: Sequence[str], plans: Sequence[Path], near_far: Path | None, variants: Sequence[str] = ()
+) -> list[Way]:
     """Return the ways that are asked for, the unmodified model first; ``none`` is that."""
     found = [Way(UNMODIFIED)] if UNMODIFIED in methods else []
     found += [Way(name, method=find_method(name)()) for name in methods if name != UNMODIFIED]
+    found += [Way(text, method=variant(text)) for text in variants]
     if near_far is not None:
         found.append(Way("near-far-plan", method=NearFar(plan=Plan.load(near_far))))
     for path in plans:
@@ -453,7 +474,7 @@ def _answers(options: argparse.Namespace) -> None:
     cells = [
         (length, way)
         for length in stored
-        for way in ways(options.methods, options.plan, options.near_far_plan)
+        for way in ways(options.methods, options.plan, options.near_far_plan, options.variants)
         if way.runs_at(length, trained)
     ]
     if options.dry_run:

@@ -250,6 +250,14 @@ def test_ways_and_where_they_run(ruler):
     assert [yarn.runs_at(n, 100) for n in (100, 200)] == [False, True]
 
 
+def test_variants_are_methods_with_other_parameters(ruler):
+    (way,) = ruler.ways([], [], None, ["near-far:top=64,seen=averaged"])
+    assert (way.name, way.method) == ("near-far:top=64,seen=averaged", ruler.NearFar(top=64, seen="averaged"))
+    for text in ("near-far", "near-far:tops=1", "near-far:top="):
+        with pytest.raises(WherewhatError, match="no option of near-far: give OPTION=VALUE"):
+            ruler.variant(text)
+
+
 def test_the_page_is_that_of_the_stored_scores(ruler, page):
     files = sorted(ruler.STUDIES.glob("*.json"))
     if not files:
