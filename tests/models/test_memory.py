@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import threading
 
 import pytest
@@ -13,8 +14,9 @@ import wherewhat
 from helpers.capture import tiny
 from helpers.models import llama_config, save_model
 from wherewhat.errors import WherewhatError
+from wherewhat.models import memory
 from wherewhat.models.loaded import evaluation
-from wherewhat.models.memory import weights_hash
+from wherewhat.models.memory import _tensor_hash, copied_in_pieces, weights_hash
 from wherewhat.runs.request import MemoryModel, ModelRequest, model_request
 from wherewhat.runs.subject import load, load_model
 
@@ -37,6 +39,42 @@ def test_the_hash_depends_on_every_weight_and_on_nothing_else():
     other.config.rms_norm_eps = 0.5
     assert weights_hash(other) != before
     assert weights_hash(model.to(torch.bfloat16)) != before
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_tensor_is_hashed_as_its_bytes_on_the_cpu(device):
+    entries = torch.arange(24.0).reshape(4, 6)
+    tensors = [entries, entries.T, entries[:, ::2], entries[0, 0], entries[:0], entries.to(torch.bfloat16), entries > 3]
+    large = torch.arange(5 << 20, dtype=torch.int32)  # 20 MiB: copied from a GPU in three pieces
+    for tensor in (*tensors, large):
+        expected = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        expected.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        assert _tensor_hash(tensor.to(device)) == expected.hexdigest()
+    content = large[:100].view(torch.uint8).to(device)
+    for most in (7, 400, 1000):
+        pieces = [piece.clone() for piece in copied_in_pieces(content, most=most)]
+        assert all(len(piece) <= most for piece in pieces)
+        assert torch.equal(torch.cat(pieces), content.cpu())
+
+
+def test_tied_weights_are_hashed_once_under_each_name(monkeypatch):
+    model = AutoModelForCausalLM.from_config(llama_config(tie_word_embeddings=True))
+    hashed = []
+
+    def one(tensor):
+        hashed.append(tensor)
+        return _tensor_hash(tensor)
+
+    monkeypatch.setattr(memory, "_tensor_hash", one)
+    tied = weights_hash(model)
+    assert [tensor.nbytes for tensor in hashed] == sorted((tensor.nbytes for tensor in hashed), reverse=True)
+    assert sum(tensor is model.lm_head.weight for tensor in hashed) == 1
+    assert len(hashed) == len({tensor.data_ptr() for tensor in hashed})
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    assert weights_hash(model) == tied  # equal weights under equal names, whether they are tied or not
 
 
 def _set(name, value):

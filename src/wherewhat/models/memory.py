@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -81,16 +81,19 @@ def weights_hash(model: nn.Module) -> str:
     Of modules it includes class and plain attributes, such as scales and active adapters. A model with hooks or with
     functions in place of a module's ``forward`` has another hash each time, since functions cannot be hashed.
 
-    Tensors are hashed in parallel, at about 1 GB/s and core, and copied to the CPU one at a time per core.
+    Tensors are hashed in parallel, at about 1 GB/s and core, the largest first, so that all cores end together.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    # Quantised layers keep scales in the state dict only.
-    tensors |= {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    # Quantised layers keep scales in the state dict only; tied weights are one tensor under several names there.
+    stored = model.state_dict(keep_vars=True)
+    tensors |= {name: value for name, value in stored.items() if isinstance(value, Tensor)}
     absent = next((name for name, tensor in tensors.items() if tensor.is_meta), None)
     if absent is not None:
         raise LoadError(f"{absent} is offloaded or on the meta device, so it cannot be hashed: give the model's name")
+    largest_first = sorted({id(tensor): tensor for tensor in tensors.values()}.values(), key=lambda x: -x.nbytes)
     with ThreadPoolExecutor() as pool:
-        digests = dict(zip(tensors, pool.map(_tensor_hash, tensors.values()), strict=True))
+        hashes = dict(zip(map(id, largest_first), pool.map(_tensor_hash, largest_first), strict=True))
+    digests = {name: hashes[id(tensor)] for name, tensor in tensors.items()}
     config: Any = model.config
     settings = {key: value for key, value in config.to_dict().items() if key not in _NOT_HASHED}
     described = json.dumps([settings, sorted(digests.items()), _module_states(model)], sort_keys=True, default=str)
@@ -148,12 +151,23 @@ def _is_plain(name: str, value: Any) -> bool:
 
 
 def _tensor_hash(tensor: Tensor) -> str:
-    data = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode())
-    if data.numel():
-        content: Any = data.reshape(-1).view(torch.uint8).numpy()
+    digest = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    data = tensor.detach()
+    if not data.is_contiguous():
+        data = data.cpu().contiguous()
+    data = data.reshape(-1).view(torch.uint8)
+    for piece in [data] if data.is_cpu else copied_in_pieces(data):
+        content: Any = piece.numpy()
         digest.update(content)
     return digest.hexdigest()
+
+
+def copied_in_pieces(content: Tensor, *, most: int = 1 << 23) -> Iterator[Tensor]:
+    """Yield bytes ``(n,)`` on the CPU in pieces ``(most,)``, each of which is valid until the next one."""
+    # A small memory, which torch keeps for the next tensor if it is pinned: fresh memory takes as long as the hash.
+    memory = torch.empty(most, dtype=torch.uint8, pin_memory=content.is_cuda)
+    for piece in content.split(most):
+        yield memory[: len(piece)].copy_(piece)
 
 
 def _control(model: Any, weights: Weights, seed: int) -> Any:
