@@ -8,6 +8,7 @@ import os
 import time
 
 import pytest
+import torch
 
 from helpers.runs import leftovers
 from wherewhat.errors import ConfigError, StoreError
@@ -17,10 +18,12 @@ from wherewhat.files import (
     canonical_json,
     config_hash,
     file_sha256,
+    fingerprints,
     make_folder,
     model_file_sha256,
     remove_temporaries,
     write_file,
+    write_parts,
 )
 
 
@@ -42,6 +45,20 @@ def test_failing_file_leaves_the_old_one(tmp_path, monkeypatch):
         assert str(caught.value) == f"cannot write {path}: {os.strerror(code)}"
         assert path.read_bytes() == b"old", call
         assert list(tmp_path.iterdir()) == [path], call
+
+
+def test_parts_are_written_one_after_another_with_the_fingerprint_of_the_file(tmp_path, monkeypatch):
+    parts = [b"head", memoryview(b"abc"), b"", torch.arange(5.0).numpy()]
+    for kept in (parts, []):
+        fingerprint = write_parts(tmp_path / "file", kept)
+        assert (tmp_path / "file").read_bytes() == b"".join(bytes(part) for part in kept)
+        assert fingerprints(tmp_path, ["file"]) == {"file": fingerprint}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(errno.ENOSPC))
+        with pytest.raises(StoreError, match="No space left on device"):
+            write_parts(tmp_path / "file", parts)
+    assert (tmp_path / "file").read_bytes() == b""
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def test_failing_write_leaves_the_old_file(tmp_path):

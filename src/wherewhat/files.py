@@ -14,6 +14,7 @@ import stat
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from itertools import takewhile
@@ -69,6 +70,25 @@ def write_file(path: Path, data: bytes, *, through: Path | None = None) -> None:
     """Write `data` to `path` atomically, through a file in another folder if one is given."""
     with atomic_file(path, through=through) as file:
         file.write(data)
+
+
+def write_parts(path: Path, parts: Sequence[Any]) -> dict[str, JSON]:
+    """Write bytes and arrays to `path` atomically, one after another, and return the file's fingerprint.
+
+    It is computed at the same time, from memory; see :func:`fingerprints`.
+    """
+    digest = hashlib.sha256()
+
+    def add_all() -> None:
+        for part in parts:
+            digest.update(part)
+
+    with ThreadPoolExecutor(1) as pool:
+        hashed = pool.submit(add_all)
+        with atomic_file(path) as file:
+            file.writelines(parts)
+        hashed.result()
+    return {"sha256": digest.hexdigest()}
 
 
 def link_file(source: Path, path: Path) -> None:

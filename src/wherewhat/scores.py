@@ -197,7 +197,9 @@ class Scores:
         if len({x.device for x in tensors}) > 1 or any(x.is_mps for x in tensors):  # which has no float64
             tensors = [x.cpu() for x in tensors]
         # One transfer for all layers and metrics.
-        heads = torch.cat([x.double() for x in tensors]).cpu() if tensors else torch.zeros(0)
+        if len({x.dtype for x in tensors}) > 1:  # joined, they would lose digits
+            tensors = [x.double() for x in tensors]
+        heads = torch.cat(tensors).double().cpu() if tensors else torch.zeros(0)
         whole = torch.tensor([value for part in self for value in part.whole.values()], dtype=torch.float64)
         self._check_values(torch.cat([heads, whole]), torch.tensor([*lengths, *[1] * len(whole)]), metrics, of)
         pieces = iter(torch.split(heads, lengths))

@@ -1,5 +1,6 @@
 """Parity: files equal those of the safetensors package. Identity: joined parts equal one whole file."""
 
+import hashlib
 import json
 import random
 
@@ -19,11 +20,12 @@ def join_profiles(path, sources):
 def many_profiles():
     torch.manual_seed(0)
     shapes = [(), (1,), (3, 5), (0, 4), (2, 3, 7)]
-    dtypes = [torch.float64, torch.float32, torch.bfloat16, torch.bool]
-    names = [profile_name(d, layer, "c") for d in ("Émile", "a/b", None) for layer in (MODEL, 0, 2, 10)]
+    dtypes = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+    dtypes += [torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+    names = [profile_name(d, layer, "c") for d in ("Émile", 'a/"b\\\n\x01\x7f', None) for layer in (MODEL, 0, 2, 10)]
     return {
         name: Column(
-            (torch.randn(shapes[i % 5]) * 3).to(dtypes[i % 4]),
+            (torch.rand(shapes[i % 5]) * 3).to(dtypes[i % 10]),
             tuple(f"axis{j}" for j in range(len(shapes[i % 5]))),
         )
         for i, name in enumerate(names)
@@ -32,8 +34,9 @@ def many_profiles():
 
 def test_bytes_equal_those_of_the_safetensors_package(tmp_path):
     profiles = many_profiles()
-    write_profiles(tmp_path / "ours", profiles)
+    fingerprint = write_profiles(tmp_path / "ours", profiles)
     ours = (tmp_path / "ours").read_bytes()
+    assert fingerprint == {"sha256": hashlib.sha256(ours).hexdigest()}
     with safetensors.safe_open(tmp_path / "ours", framework="pt") as file:
         metadata = file.metadata()
     theirs = safetensors.torch.save({name: p.values for name, p in profiles.items()}, metadata=metadata)

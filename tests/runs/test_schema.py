@@ -16,6 +16,7 @@ from wherewhat.runs.schema import (
     COLUMNS,
     KEY_NAMES,
     SCHEMA_VERSION,
+    arrow_schema,
     encode_scores,
     join_tables,
     read_scores,
@@ -96,11 +97,16 @@ def test_reading_returns_what_was_written():
             assert str(dict(sorted(one.whole.items()))) == str(dict(sorted(other.whole.items())))
 
 
+KINDS = {"string": pa.string(), **{name: pa.type_for_alias(name) for name in ("int32", "int64", "float64")}}
+
+
 def test_bytes_depend_neither_on_order_nor_on_grouping(tmp_path):
     documents = {name: some_scores(seed) for seed, name in enumerate(("Émile", "a/b", "Z", "b", None))}
     tables = {name: score_table(scores, SOURCE, name) for name, scores in documents.items()}
     rows = sorted((row for name, scores in documents.items() for row in rows_of(scores, name)), key=null_last)
     expected = encode_scores(join_tables(list(tables.values())))
+    plain = {c.name: pa.array([row[c.name] for row in rows], KINDS[c.type]) for c in COLUMNS}
+    assert encode_scores(pa.table(plain).cast(arrow_schema())) == expected  # encoded row by row
     generator, names = random.Random(1), list(documents)
     for cuts in (1, 2, 5):
         generator.shuffle(names)

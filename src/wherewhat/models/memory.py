@@ -166,7 +166,7 @@ def copied_in_pieces(content: Tensor, *, most: int = 1 << 23) -> Iterator[Tensor
     """Yield bytes ``(n,)`` on the CPU in pieces ``(most,)``, each of which is valid until the next one."""
     # A small memory, which torch keeps for the next tensor if it is pinned: fresh memory takes as long as the hash.
     memory = torch.empty(most, dtype=torch.uint8, pin_memory=content.is_cuda)
-    for piece in content.split(most):
+    for piece in torch.split(content, most):
         yield memory[: len(piece)].copy_(piece)
 
 

@@ -286,7 +286,7 @@ class ExcerptFile:
             for name, passage in passages.items()
             for layer, values in passage.logits.items()
         }
-        write_profiles(self.path / _LOGITS, logits)
+        written = write_profiles(self.path / _LOGITS, logits)
         stored = {
             "tokens": [passage.tokens for passage in excerpt.passages],
             "repeated": None if excerpt.repeated is None else excerpt.repeated.tokens,
@@ -297,5 +297,5 @@ class ExcerptFile:
             "seconds": excerpt.seconds,
         }
         # Pieces of a text may hold half a character, which only escaped JSON can represent.
-        sealed = {"excerpt": json.dumps(stored, ensure_ascii=True), "logits": file_sha256(self.path / _LOGITS)}
+        sealed = {"excerpt": json.dumps(stored, ensure_ascii=True), "logits": written["sha256"]}
         write_sealed(self.path / _EXCERPT, sealed)

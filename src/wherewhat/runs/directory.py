@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -38,6 +39,7 @@ from wherewhat.files import (
     remove_temporaries,
     run_folder_name,
     write_file,
+    write_parts,
     write_sealed,
 )
 from wherewhat.imports import package_version
@@ -323,15 +325,16 @@ class RunDirectory:
         make_folder(self.path / PARTS)
         try:
             with atomic_folder(self._part(key)) as folder:
+                files: dict[str, JSON] = {}
                 if table is not None:
-                    write_file(folder / SCORES, encode_scores(table))
-                write_profiles(folder / PROFILES, score_profiles(scores, document))
+                    files[SCORES] = write_parts(folder / SCORES, [encode_scores(table)])
+                files[PROFILES] = write_profiles(folder / PROFILES, score_profiles(scores, document))
                 content: dict[str, JSON] = {
                     "schema": SCHEMA_VERSION,
                     "config_hash": self.config_hash,
                     "key": key,
                     "times": asdict(times),
-                    "files": fingerprints(folder, [PROFILES] if table is None else [SCORES, PROFILES]),
+                    "files": files,
                 }
                 write_sealed(folder / _PART, content)
         except StoreError as error:
@@ -409,29 +412,29 @@ class RunDirectory:
         times = [
             new[key].times(key) if key in new else self._checked_times(key, trust=len(wanted) == 1) for key in wanted
         ]
-        linked: dict[str, JSON] = {}
-        names = [PROFILES]
         if (
             len(wanted) == 1 and not new
         ):  # the files of the run are those of the part, which are checked whenever they are read
-            linked, names = self._link(wanted[0]), []
+            written = self._link(wanted[0])
         else:
             folders = [self._part(key) for key in wanted if key not in new]
-            tables = [read_scores(folder / SCORES) for folder in folders if (folder / SCORES).exists()]
-            tables += [table for part in new.values() if (table := self._table(part)) is not None]
-            if tables:  # a run of parts without score rows does without pyarrow
-                write_file(self.path / SCORES, encode_scores(join_tables(tables)))
-                names.append(SCORES)
             curves = [stored_curves(ProfileFile(folder / PROFILES)) for folder in folders]
             curves += [score_profiles(part.scores, part.document) for part in new.values()]
-            write_profiles(self.path / PROFILES, join_curves(curves))
+            with ThreadPoolExecutor(1) as pool:  # curves are written and hashed while the score table is encoded
+                profiles = pool.submit(write_profiles, self.path / PROFILES, join_curves(curves))
+                tables = [read_scores(folder / SCORES) for folder in folders if (folder / SCORES).exists()]
+                tables += [table for part in new.values() if (table := self._table(part)) is not None]
+                written = {}
+                if tables:  # a run of parts without score rows does without pyarrow
+                    written[SCORES] = write_parts(self.path / SCORES, [encode_scores(join_tables(tables))])
+                written[PROFILES] = profiles.result()
         content = provenance_json(provenance, times, config_hash=self.config_hash)
         write_file(self.path / PROVENANCE, readable_json(content))
         seal: dict[str, JSON] = {
             "schema": SCHEMA_VERSION,
             "config_hash": self.config_hash,
             "parts": wanted,
-            "files": {**linked, **fingerprints(self.path, [CONFIG, PROVENANCE, *names, *files])},
+            "files": {**written, **fingerprints(self.path, [CONFIG, PROVENANCE, *files])},
         }
         write_sealed(self.path / COMPLETE, seal)
         self._keys = frozenset(wanted)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wherewhat.errors import StoreError
-from wherewhat.files import JSON, canonical_json, explain, open_regular, write_file
+from wherewhat.files import JSON, canonical_json, explain, open_regular, write_parts
 from wherewhat.scores import MODEL, Column, Metric, Scores
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ KEY_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.k
 """Key columns in sort order: rows are sorted by them, ascending, null last, strings by code point."""
 
 
-def arrow_schema(*, encoded: bool = True) -> pa.Schema:
-    """Return the Arrow schema of the score table; strings are dictionary-encoded, as stored, or plain."""
+def arrow_schema() -> pa.Schema:
+    """Return the Arrow schema of the score table, as stored: strings are dictionary-encoded."""
     import pyarrow as pa
 
     types = {"int32": pa.int32(), "int64": pa.int64(), "float64": pa.float64()}
-    types["string"] = pa.dictionary(pa.int32(), pa.string()) if encoded else pa.string()
+    types["string"] = pa.dictionary(pa.int32(), pa.string())
     fields = [pa.field(column.name, types[column.type], nullable=column.nullable) for column in COLUMNS]
     return pa.schema(fields, metadata={VERSION_KEY: str(SCHEMA_VERSION)})
 
@@ -129,13 +129,12 @@ def score_table(scores: Scores, source: Mapping[str, JSON], document: str | None
 def _encoded(codes: Any, names: Sequence[str | None]) -> pa.Array:
     """Return strings by their codes, dictionary-encoded; None is null."""
     import numpy as np
-    import pyarrow as pa
 
     words = list(dict.fromkeys(name for name in names if name is not None))
     places = {name: place for place, name in enumerate(words)}
     chosen = np.array([MODEL if name is None else places[name] for name in names], np.int32)[codes]
     try:
-        return pa.DictionaryArray.from_arrays(pa.array(chosen, mask=chosen == MODEL), pa.array(words, pa.string()))
+        return _dictionary(chosen, words)
     except UnicodeEncodeError as error:
         raise StoreError(f"{error.object!r} is not valid Unicode: choose another name") from error
 
@@ -171,13 +170,36 @@ def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
     table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
     keys = [_ranks(table[name].combine_chunks()) for name in KEY_NAMES]
     order = np.lexsort(keys[::-1])
-    # Encoded again, so that the dictionaries hold the strings in order of their first row and nothing else.
-    table, keys = table.take(pa.array(order)).cast(arrow_schema(encoded=False)), [key[order] for key in keys]
+    table, keys = table.take(pa.array(order)), [key[order] for key in keys]
     same = np.logical_and.reduce([key[1:] == key[:-1] for key in keys])
     if same.any():
         first = table.slice(int(same.argmax()), 1).to_pylist()[0]
         raise StoreError(f"score rows share one key: {', '.join(f'{k}={first[k]!r}' for k in KEY_NAMES)}")
-    return table.combine_chunks().cast(arrow_schema())
+    columns = [column.combine_chunks() for column in table.columns]
+    columns = [_in_order(column) if pa.types.is_dictionary(column.type) else column for column in columns]
+    return pa.Table.from_arrays(columns, schema=arrow_schema())
+
+
+def _in_order(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Return the same strings with a dictionary that holds them in order of their first row, and nothing else."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    words = column.dictionary.to_pylist()
+    codes = pc.fill_null(column.indices, len(words)).to_numpy()
+    first = np.full(len(words) + 1, len(codes))
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of equal codes the last one stays: their first row
+    present = [place for place in np.argsort(first[:-1], kind="stable") if first[place] < len(codes)]
+    places = np.full(len(words) + 1, MODEL, np.int32)
+    places[present] = np.arange(len(present), dtype=np.int32)
+    return _dictionary(places[codes], [words[place] for place in present])
+
+
+def _dictionary(places: Any, words: Sequence[str]) -> pa.DictionaryArray:
+    """Return strings by their places among words; :data:`MODEL` is null."""
+    import pyarrow as pa
+
+    return pa.DictionaryArray.from_arrays(pa.array(places, mask=places == MODEL), pa.array(words, pa.string()))
 
 
 def _ranks(column: pa.Array) -> Any:
@@ -314,7 +336,14 @@ def read_scores(path: Path) -> pa.Table:
 
 # One metadata entry for everything: safetensors writes several in no fixed order, and bytes must be reproducible.
 _METADATA_KEY = "wherewhat"
-_DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+_DTYPES = {
+    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
+    **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"},
+}
+"""Types of curves, and their names in safetensors."""
+
+_ORDER = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL")
+"""The order in which safetensors stores types."""
 
 
 def profile_name(document: str | None, layer: int, curve: str) -> str:
@@ -329,26 +358,33 @@ def score_profiles(scores: Scores, document: str | None) -> dict[str, Column]:
     return {profile_name(document, part.layer, name): curve for part in scores for name, curve in part.curves.items()}
 
 
-def write_profiles(path: Path, profiles: Mapping[str, Column]) -> None:
-    """Write curves atomically; the bytes depend on names, axes and values alone."""
-    from safetensors.torch import save
+def write_profiles(path: Path, profiles: Mapping[str, Column]) -> dict[str, JSON]:
+    """Write curves atomically, as safetensors does without copies of them, and return the file's fingerprint.
 
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name in sorted(profiles):
+    The bytes depend on names, axes and values alone.
+    """
+    import torch
+
+    ordered: list[tuple[int, str, str, list[int], Any]] = []
+    for name, column in profiles.items():
         _check_name(name)
-        tensor = profiles[name].values.detach().cpu().contiguous()
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        values = column.values.detach().cpu().contiguous()
+        dtype = str(values.dtype).removeprefix("torch.")
         if dtype not in _DTYPES:
             raise StoreError(f"the curve {name!r} has type {dtype}: use one of {', '.join(_DTYPES)}")
-        # A copy where two curves share memory, which safetensors refuses.
-        memory = tensor.untyped_storage()
-        shared = memory.data_ptr() in seen or memory.nbytes() != tensor.nbytes
-        tensors[name] = tensor.clone() if shared else tensor
-        seen.add(memory.data_ptr())
-    axes = {name: list(profiles[name].axes) for name in tensors}
-    metadata = {_METADATA_KEY: canonical_json({"axes": axes, VERSION_KEY: SCHEMA_VERSION})}
-    write_file(path, save(tensors, metadata))
+        content = values.reshape(-1).view(torch.uint8).numpy()
+        ordered.append((_ORDER.index(_DTYPES[dtype]), name, _DTYPES[dtype], list(values.shape), content))
+    ordered.sort(key=lambda entry: entry[:2])
+    axes = {name: list(profiles[name].axes) for name in profiles}
+    details = canonical_json({"axes": axes, VERSION_KEY: SCHEMA_VERSION})
+    header: dict[str, Any] = {"__metadata__": {_METADATA_KEY: details}}
+    end = 0
+    for _, name, dtype, shape, content in ordered:
+        start, end = end, end + content.nbytes
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return write_parts(path, [len(encoded).to_bytes(8, "little"), encoded, *(entry[-1] for entry in ordered)])
 
 
 def stored_curves(file: ProfileFile) -> dict[str, Column]:
