@@ -167,6 +167,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return hasattr(value, "read") and not isinstance(value, io.TextIOBase)
     if origin in _SERIES:
         listed = isinstance(value, origin) and not isinstance(value, (str, bytes))
+        if listed and arguments and arguments[0] in _SIMPLE:  # one item of each type stands for all, such as token ids
+            value = {type(item): item for item in value}.values()
         return listed and (not arguments or all(_fits(item, arguments[0]) for item in value))
     if origin is Mapping and arguments:
         return isinstance(value, Mapping) and all(_fits(name, arguments[0]) for name in value)
@@ -175,6 +177,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 _UNIONS = (typing.Union, types.UnionType)
 _SERIES = (tuple, list, Sequence)
+_SIMPLE = (int, float, bool, str)
 
 
 def type_hints(annotated: Any) -> dict[str, Any]:

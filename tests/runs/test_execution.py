@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,10 +13,11 @@ from transformers import LlamaForCausalLM
 from helpers.models import llama_config, save_model
 from wherewhat.errors import CaptureError, StoreError, TextError
 from wherewhat.measures.measurement import Text, TextMeasurement
+from wherewhat.models.loaded import LoadedModel
 from wherewhat.progress import Silent, duration
 from wherewhat.report.result import run
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.execution import LastModel, estimate, measure, memory, prepare
+from wherewhat.runs.execution import LastModel, estimate, measure, memory, prepare, run_together
 from wherewhat.runs.execution import run as execution_run
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun
@@ -225,3 +227,37 @@ def test_axes_without_curves_leave_out_the_scores_that_need_them(folder, text, t
         measure(prepared, progress=Silent(), models=models)
     resumed = execution_run(without, out=tmp_path / "resumed")
     assert (resumed.path / "scores.parquet").read_bytes() == (made.path / "scores.parquet").read_bytes()
+
+
+def test_requests_of_one_model_share_its_texts(folder, text, tmp_path, monkeypatch):
+    """Identity: a document is tokenised once for several requests, which give the same files as one after another."""
+    plain = Request(measurement="axes", model=ModelRequest(model=folder), files=(text,), tokens=16)
+    requests = [plain, replace(plain, measurement="heads"), replace(plain, tokens=12)]
+    tokenised = []
+    tokenize = LoadedModel.tokenize
+
+    def counted(loaded, given):
+        tokenised.append(given)
+        return tokenize(loaded, given)
+
+    monkeypatch.setattr(LoadedModel, "tokenize", counted)
+    together = run_together(requests, out=tmp_path / "together")
+    assert len(tokenised) == 2  # once for each number of tokens
+    for request, outcome in zip(requests, together, strict=True):
+        alone = execution_run(request, out=tmp_path / "alone")
+        assert (outcome.path / "scores.parquet").read_bytes() == (alone.path / "scores.parquet").read_bytes()
+    assert len(tokenised) == 2 + 3
+
+
+def test_a_model_is_forgotten_with_its_texts(folder, text, tmp_path):
+    models = LastModel()
+    request = Request(measurement="axes", model=ModelRequest(model=folder), files=(text,), tokens=16)
+    prepared = prepare(request, out=tmp_path, progress=Silent(), models=models)
+    models.proof()
+    model, weight = (weakref.ref(x) for x in (prepared.loaded.model, next(prepared.loaded.model.parameters())))
+    assert models.texts
+    del prepared
+    models.forget()
+    assert model() is None
+    assert weight() is None
+    assert not models.texts

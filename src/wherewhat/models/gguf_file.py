@@ -6,6 +6,7 @@ import math
 import mmap
 import struct
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -180,16 +181,21 @@ class GgufFile:
 
 
 def dequantised(tensors: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor, np.ndarray[Any, Any]]]:
-    """Yield each tensor with its entries in float32, equal to those of ``gguf.dequantize``, in one block of memory."""
+    """Yield each tensor with its entries in float32, equal to those of ``gguf.dequantize``, in one block of memory.
+
+    Tensors are unpacked in parallel.
+    """
     gguf: Any = require("gguf", why="reading GGUF files")
     tensors = list(tensors)
     # One array for all: NumPy uses large pages for it, and the first access takes a third of the time.
     memory = np.empty(sum(tensor.n_elements + _ALIGNED for tensor in tensors), np.float32)
-    end = 0
+    places, end = [], 0
     for tensor in tensors:
         start = end + -(memory.ctypes.data // 4 + end) % _ALIGNED
         end = start + tensor.n_elements
-        entries = memory[start:end]
+        places.append(memory[start:end])
+
+    def unpack(tensor: StoredTensor, entries: np.ndarray[Any, Any]) -> None:
         block, length = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
         stored = tensor.data.reshape(-1, length if tensor.data.dtype == np.uint8 else block)
         step = _TOGETHER // block
@@ -199,7 +205,11 @@ def dequantised(tensors: Iterable[StoredTensor]) -> Iterator[tuple[StoredTensor,
                 _unpack(tensor.tensor_type.name, blocks, place.reshape(-1, block))
             else:
                 place[:] = gguf.dequantize(blocks.reshape(-1), tensor.tensor_type)
-        yield tensor, entries.reshape(*tensor.data.shape[:-1], tensor.n_elements // math.prod(tensor.data.shape[:-1]))
+
+    with ThreadPoolExecutor() as pool:
+        for tensor, entries, _ in zip(tensors, places, pool.map(unpack, tensors, places), strict=True):
+            rows = tensor.data.shape[:-1]
+            yield tensor, entries.reshape(*rows, tensor.n_elements // math.prod(rows))
 
 
 # Blocks of 32 entries that begin with so many numbers in float16: a scale, and a minimum.

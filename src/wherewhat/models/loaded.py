@@ -95,8 +95,9 @@ class LoadedModel:
         ids = self.tokenize(text)
         if tokens is not None and len(ids) < tokens:
             raise TextError(f"the text has {len(ids)} tokens, but {tokens} were asked for: use a longer text")
+        if tokens is None:
+            self.check_length(len(ids), allow_beyond=allow_beyond)
         ids = ids[:tokens]
-        self.check_length(len(ids), allow_beyond=allow_beyond)
         return torch.tensor(ids, dtype=torch.int64)
 
     def tokenize(self, text: str | Sequence[int]) -> list[int]:
@@ -132,6 +133,8 @@ class LoadedModel:
 
 def _outside(ids: Sequence[int], rows: int) -> int | None:
     """Return the first id that is not in a vocabulary of ``rows`` tokens, None if there is none."""
+    if ids and min(ids) >= 0 and max(ids) < rows:
+        return None
     return next((index for index in ids if not 0 <= index < rows), None)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gc
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -56,10 +57,12 @@ class LastModel:
 
     Attributes:
         loads: Number of models loaded so far.
+        texts: Documents in the tokens of the kept model, by their number.
     """
 
     def __init__(self) -> None:
         self.loads = 0
+        self.texts: dict[tuple[Document, int], Text] = {}
         self._request: ModelRequest | MemoryModel | None = None
         self._loaded: LoadedModel | None = None
         self._proof: Proof | None = None
@@ -91,8 +94,11 @@ class LastModel:
         """Release the model and its memory on a GPU."""
         if self._loaded is None:
             return
+        weights = [weakref.ref(weight) for weight in self._loaded.model.parameters()]
         self._request = self._loaded = self._proof = None
-        gc.collect()
+        self.texts.clear()
+        if any(weight() is not None for weight in weights):  # objects that refer to each other hold the model
+            gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -199,7 +205,8 @@ def prepare(request: Request, *, out: Path, progress: Progress, models: LastMode
     config = build_config(measurement.config, request.options)
     texts = read_texts(request, measurement)
     loaded = models.loaded(request.model, say=progress.say)
-    inputs = {item.document.name: item for item in model_inputs(request, measurement, config, loaded, texts)}
+    listed = model_inputs(request, measurement, config, loaded, texts, known=models.texts)
+    inputs = {item.document.name: item for item in listed}
     if request.tokens is None:
         lengths = [item.text.ids.shape[1] for item in inputs.values()] if texts else [DEFAULT_TOKENS]
         request = dataclasses.replace(request, tokens=min(lengths))

@@ -192,17 +192,18 @@ def replaced_functions() -> dict[str, JSON]:
     """
     hashes: dict[str, JSON] = {}
     own = OwnModules("__main__")
-    for place, module in sorted(sys.modules.items()):
-        if not place.startswith(_PLACES):
-            continue
-        for name, value in sorted(vars(module).items()):
-            inside: Mapping[Any, Any] = value if type(value) is dict else {}  # not those that import on access
-            if isinstance(value, type) and value.__module__ == place:
-                inside = vars(value)
-            for member, function in (("", value), *((f".{key}", attribute) for key, attribute in inside.items())):
-                if not isinstance(function, types.FunctionType | type):
-                    continue
-                if code_module(function) in own:
+    kinds = types.FunctionType | type
+    for place, module in [(place, module) for place, module in [*sys.modules.items()] if place.startswith(_PLACES)]:
+        space = vars(module)
+        for name, value in [*space.items()]:
+            found = [("", value)] if isinstance(value, kinds) else []
+            # Not tables that import on access.
+            if type(value) is dict or (isinstance(value, type) and value.__module__ == place):
+                inside = value if type(value) is dict else vars(value)
+                found += [(f".{key}", member) for key, member in inside.items() if isinstance(member, kinds)]
+            for member, function in found:
+                # Most are defined where they are found.
+                if getattr(function, "__globals__", None) is not space and code_module(function) in own:
                     hashes[f"{place}.{name}{member}"] = function_identity(function)
     return hashes
 

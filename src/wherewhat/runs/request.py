@@ -355,9 +355,18 @@ def read_texts(request: Request, measurement: Measurement) -> list[Document]:
 
 
 def model_inputs(
-    request: Request, measurement: Measurement, config: Any, loaded: LoadedModel, texts: Sequence[Document]
+    request: Request,
+    measurement: Measurement,
+    config: Any,
+    loaded: LoadedModel,
+    texts: Sequence[Document],
+    *,
+    known: dict[tuple[Document, int], Text] | None = None,
 ) -> list[Input]:
-    """Return the texts in the model's tokens, or the prompts of the request or the measurement."""
+    """Return the texts in the model's tokens, or the prompts of the request or the measurement.
+
+    Texts of documents by number of tokens are kept in ``known``, for other requests of the same model.
+    """
     if isinstance(measurement, ChoicesMeasurement):
         from wherewhat.text.questions import read_items
 
@@ -365,7 +374,12 @@ def model_inputs(
         return [_chosen(loaded, item, request) for item in read_items(request.items, count=request.documents)]
     if not isinstance(measurement, QuestionMeasurement) and request.prompts is None:
         tokens = request.tokens or common_length(loaded, texts, beyond=request.beyond)
-        return [Input(text, document_text(loaded, text, tokens, beyond=request.beyond)) for text in texts]
+        known = {} if known is None else known
+        loaded.check_length(tokens, allow_beyond=request.beyond)
+        for text in texts:
+            if (text, tokens) not in known:
+                known[text, tokens] = document_text(loaded, text, tokens, beyond=request.beyond)
+        return [Input(text, known[text, tokens]) for text in texts]
     from wherewhat.text.prompts.kinds import make_prompts
     from wherewhat.text.prompts.vocabulary import PieceTokenizer
 
