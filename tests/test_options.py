@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy
 import pytest
 
 from wherewhat.errors import ConfigError
 from wherewhat.measures.measurement import find_measurement, measurements
-from wherewhat.options import build_config, checked, config_values, parse_assignments, read_config
+from wherewhat.options import _fits, build_config, checked, config_values, parse_assignments, read_config
 
 
 @dataclass(frozen=True)
@@ -149,3 +152,11 @@ def test_settings_in_no_readable_file(tmp_path):
     for kind in ("pipe", "device", "folder", "latin", "missing"):
         with pytest.raises(ConfigError, match="cannot be read"):
             read_config(tmp_path / f"{kind}.toml", name="--config")
+
+
+def test_lists_of_simple_types_are_checked_as_item_by_item():
+    items = (1, True, 2.5, float("nan"), "a", None, numpy.int64(3), [1])
+    for kind in (int, float, bool, str):
+        for count in range(4):
+            for listed in itertools.product(items, repeat=count):
+                assert _fits(listed, Sequence[kind]) == all(_fits(item, kind) for item in listed)
