@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import gc
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -94,11 +93,9 @@ class LastModel:
         """Release the model and its memory on a GPU."""
         if self._loaded is None:
             return
-        weights = [weakref.ref(weight) for weight in self._loaded.model.parameters()]
         self._request = self._loaded = self._proof = None
         self.texts.clear()
-        if any(weight() is not None for weight in weights):  # objects that refer to each other hold the model
-            gc.collect()
+        gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
