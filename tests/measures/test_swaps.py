@@ -437,6 +437,21 @@ def test_recorded_scores_equal_those_of_the_cpu(subtests):
         assert [entry.graph is not None for entry in graphs._entries.values()] == [True]
 
 
+@pytest.mark.parametrize("taus", [(1e-3, 1e-2), (1e-3, 0.1)])
+@pytest.mark.parametrize("longest", [10, 1024])
+def test_parts_that_are_recorded_give_the_same_scores(longest, taus, monkeypatch):
+    """What a GPU computes in long texts and in short ones, where all swaps of blocks are recorded as well."""
+    q, k = draw(N)
+    options = {"queries": [20, 45, N - 1], "taus": taus, "blocks": (1, 2, 8), "sink_tokens": 2, **ENCODINGS["rotary"]}
+    expected = swap_scores(q, k, **options)
+    monkeypatch.setattr(all_swaps, "_DENSE", longest)
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(layer, "takes_all", lambda counts, taus, _: all_swaps.takes_all(counts, taus, gpu))
+    monkeypatch.setattr(layer, "has_graphs", lambda device: True)
+    monkeypatch.setattr(layer, "launched", lambda function, *tensors, **_: function(*tensors))
+    assert_alike(swap_scores(q, k, **options), expected, rtol=1e-6, atol=2.1e-7)
+
+
 @pytest.mark.parametrize("slots", [2, 40])
 def test_swaps_computed_without_reading_their_number_are_all_or_say_so(slots, monkeypatch):
     monkeypatch.setattr(scores, "_SLOTS", slots)

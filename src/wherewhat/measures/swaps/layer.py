@@ -12,7 +12,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
-from wherewhat.measures.graphs import launched
+from wherewhat.measures.graphs import has_graphs, launched
 from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.dense import (
     dense_constants,
@@ -172,7 +172,7 @@ def _scored(
     simple = attention.mask.only_causal and attention.sinks is None and attention.softcap is None and block == 1
     device, rotation = attention.rot_q.device, attention.rotation
     simple = simple and len(queries) <= queries_at_once(attention) and max(queries) >= sink_tokens + 2
-    if rotation is None or device.type != "cuda" or not simple:
+    if rotation is None or not has_graphs(device) or not simple:
         for columns, logits in query_logits(attention, queries, skip=skip, sink_tokens=sink_tokens):
             for column, keys in zip(columns, logits.counts, strict=False):
                 if keys < 2 * block:
@@ -187,6 +187,8 @@ def _scored(
     )
     later = tuple(max(0, count - max(0, sink_tokens - skip)) for count in counts)
     dense = takes_all(counts, taus, device)
+    # With the first temperature alone, in long texts, it is read from the GPU which swaps of blocks have a weight.
+    recorded_blocks = blocks if dense and takes_all(counts, taus[:1], device) else ()
 
     def logits_of(rot_q: Tensor, rot_k: Tensor, positions: Tensor, inv_freq: Tensor) -> QueryLogits:
         turned = replace(rotation, inv_freq=inv_freq)
@@ -196,7 +198,7 @@ def _scored(
 
     def recorded(*tensors: Tensor) -> tuple[Tensor]:
         logits = logits_of(*tensors)
-        return (_every_column(logits, taus, 1, blocks) if dense else _first_columns(logits, taus),)
+        return (_every_column(logits, taus, 1, recorded_blocks) if dense else _first_columns(logits, taus),)
 
     def kept() -> tuple[object, ...]:
         """Return the constants that the recorded kernels read."""
@@ -217,18 +219,16 @@ def _scored(
         recorded,
         *tensors,
         key=(
-            *("swaps", tuple(queries), skip, sink_tokens, taus, blocks if dense else None),
+            *("swaps", tuple(queries), skip, sink_tokens, taus, recorded_blocks),
             *(attention.scale, rotation.pairing, rotation.offset, rotation.scaling),
         ),
         held=held,
         kept=kept,
     )
-    if dense:
-        yield list(range(len(queries))), values
-        return
-    complete = bool(values[0, 0, -1])  # waits for the GPU
-    values = values[..., :-1]
-    if not complete or blocks:
+    complete = dense
+    if not dense:
+        complete, values = bool(values[0, 0, -1]), values[..., :-1]  # waits for the GPU
+    if not complete or blocks != recorded_blocks:
         logits = logits_of(*tensors)
         values = values if complete else _every_column(logits, taus, 1, ())
         values = torch.cat([values, *_block_columns(logits, values, taus, 1, blocks)], -1)
