@@ -246,7 +246,7 @@ def layer_frequencies(
     nothing = torch.full((attention.heads, planes), torch.nan, dtype=torch.float64, device=use.device)
     single = dict.fromkeys(SCORES, nothing)
     if scored:
-        swaps = layer_swaps(attention, queries, tau=tau, sink_tokens=sink_tokens)
+        swaps = layer_swaps(attention, queries, tau=tau, sink_tokens=sink_tokens, from_logits=False)
         heads |= {name: getattr(swaps, name).nanmean(-1) for name in SCORES}
         heads["effective_swaps"] = swaps.effective.mean(-1)
         single |= _mean_plane_scores(attention, queries, tau, sink_tokens)

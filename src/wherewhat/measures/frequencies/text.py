@@ -144,7 +144,7 @@ def measure_all_frequencies(
         def swaps(attention: LayerAttention) -> Swaps | None:
             if not scored(attention):
                 return None
-            return layer_swaps(attention, queries, tau=config.tau, sink_tokens=config.sink_tokens)
+            return layer_swaps(attention, queries, tau=config.tau, sink_tokens=config.sink_tokens, from_logits=False)
 
         after = _MaskedScores(masked, swaps)
         of_variants = masking.losses(variants, after.add) if variants else {}
