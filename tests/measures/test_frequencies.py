@@ -228,6 +228,11 @@ def test_use_is_the_largest_contribution_and_even_use_gives_the_middle():
     keys = keys_before(attention, [7, QUERY])
     largest = [plane_logits(attention, q, k).abs().amax(1) for q, k in zip((7, QUERY), keys, strict=True)]
     torch.testing.assert_close(use, (largest[0] + largest[1]) / 2, rtol=1e-9, atol=0)
+    for dtype in (torch.bfloat16, torch.float16):  # in float32, in which their products are exact
+        half = replace(attention, rot_q=attention.rot_q.to(dtype), rot_k=attention.rot_k.to(dtype))
+        double = replace(half, rot_q=half.rot_q.double(), rot_k=half.rot_k.double())
+        expected = frequency_use(double, [7, QUERY])
+        torch.testing.assert_close(frequency_use(half, [7, QUERY]), expected, rtol=3e-7, atol=1e-7)
     count = attention.rotation.planes
     even = mean_frequency(torch.ones(1, count, dtype=torch.float64), attention.rotation.inv_freq)
     assert float(even) == (count + 1) / 2
