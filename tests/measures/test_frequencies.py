@@ -51,6 +51,7 @@ from wherewhat.measures.tensors import correlation, next_token_loss
 from wherewhat.report.result import run as run_request
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.subject import ModelSubject
+from wherewhat.scores import Column, Scores
 
 FAMILIES = [
     "llama",  # half-split, grouped queries
@@ -220,6 +221,25 @@ def test_frequencies_are_ranked_by_speed_and_cut_into_bands():
     assert frequency_bands(inv_freq, 5).sum(1).tolist() == [1] * 5
     with pytest.raises(MeasureError, match="bands=6 cannot be made of 5 planes"):
         frequency_bands(inv_freq, 6)
+
+
+def test_scores_of_bands_are_means_over_heads_and_planes():
+    """Layers with other frequencies, heads and numbers of planes; NaN is left out."""
+    generator = torch.Generator().manual_seed(0)
+    layers, bands = [], {}
+    for layer, (heads, count) in enumerate([(3, 8), (3, 8), (5, 6)]):
+        values = {name: torch.rand(heads, count, generator=generator) for name in SCORES}
+        values["s_sym"][1, 2] = values["s_pos_no_sink"][:] = torch.nan
+        curves = {f"plane_{name}": Column(x, ("head", "plane")) for name, x in values.items()}
+        layers.append(Scores(layer=layer, curves=curves))
+        bands[layer] = frequency_bands(torch.rand(count, generator=generator), 2)
+    found = frequencies_text._band_scores(layers, bands)
+    for name in SCORES:
+        for band in range(2):
+            parts = [x.curves[f"plane_{name}"].values[:, bands[x.layer][band]].double().flatten() for x in layers]
+            expected = pytest.approx(float(torch.cat(parts).nanmean()), rel=1e-14, nan_ok=True)
+            assert found.pop(f"{name}_band_{band + 1}") == expected
+    assert not found
 
 
 def test_use_is_the_largest_contribution_and_even_use_gives_the_middle():
