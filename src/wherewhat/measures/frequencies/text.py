@@ -265,8 +265,8 @@ class _MaskedScores:
                     values = [x[name] for x in self._means.get((f"loss_without_band_{band}", text), [])]
                     after.append(torch.cat(values).mean() if values else torch.tensor(torch.nan))
                     changes.append((whole, f"{name}_change_without_band_{band}", float(before)))
-        for (whole, change, before), mean in zip(changes, read_at_once(after), strict=True):
-            whole[change] = float(mean) - before
+        for (own, change, intact), mean in zip(changes, read_at_once(after), strict=True):
+            own[change] = float(mean) - intact
 
 
 def _others(planes: Mapping[int, Tensor]) -> dict[int, Tensor]:
