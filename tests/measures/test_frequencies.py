@@ -51,6 +51,7 @@ from wherewhat.measures.tensors import correlation, next_token_loss
 from wherewhat.report.result import run as run_request
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.subject import ModelSubject
+from wherewhat.scores import Column, Scores
 
 FAMILIES = [
     "llama",  # half-split, grouped queries
@@ -222,12 +223,36 @@ def test_frequencies_are_ranked_by_speed_and_cut_into_bands():
         frequency_bands(inv_freq, 6)
 
 
+def test_scores_of_bands_are_means_over_heads_and_planes():
+    """Layers with other frequencies, heads and numbers of planes; NaN is left out."""
+    generator = torch.Generator().manual_seed(0)
+    layers, bands = [], {}
+    for layer, (heads, count) in enumerate([(3, 8), (3, 8), (5, 6)]):
+        values = {name: torch.rand(heads, count, generator=generator) for name in SCORES}
+        values["s_sym"][1, 2] = values["s_pos_no_sink"][:] = torch.nan
+        curves = {f"plane_{name}": Column(x, ("head", "plane")) for name, x in values.items()}
+        layers.append(Scores(layer=layer, curves=curves))
+        bands[layer] = frequency_bands(torch.rand(count, generator=generator), 2)
+    found = frequencies_text._band_scores(layers, bands)
+    for name in SCORES:
+        for band in range(2):
+            parts = [x.curves[f"plane_{name}"].values[:, bands[x.layer][band]].double().flatten() for x in layers]
+            expected = pytest.approx(float(torch.cat(parts).nanmean()), rel=1e-14, nan_ok=True)
+            assert found.pop(f"{name}_band_{band + 1}") == expected
+    assert not found
+
+
 def test_use_is_the_largest_contribution_and_even_use_gives_the_middle():
     attention = rotated_layers("llama")[0]
     use = frequency_use(attention, [7, QUERY])
     keys = keys_before(attention, [7, QUERY])
     largest = [plane_logits(attention, q, k).abs().amax(1) for q, k in zip((7, QUERY), keys, strict=True)]
     torch.testing.assert_close(use, (largest[0] + largest[1]) / 2, rtol=1e-9, atol=0)
+    for dtype in (torch.bfloat16, torch.float16):  # in float32, in which their products are exact
+        half = replace(attention, rot_q=attention.rot_q.to(dtype), rot_k=attention.rot_k.to(dtype))
+        double = replace(half, rot_q=half.rot_q.double(), rot_k=half.rot_k.double())
+        expected = frequency_use(double, [7, QUERY])
+        torch.testing.assert_close(frequency_use(half, [7, QUERY]), expected, rtol=3e-7, atol=1e-7)
     count = attention.rotation.planes
     even = mean_frequency(torch.ones(1, count, dtype=torch.float64), attention.rotation.inv_freq)
     assert float(even) == (count + 1) / 2

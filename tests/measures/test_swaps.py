@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.capture import proved, swapped_logits, tiny, tokens
 from helpers.heads import LABELS_OF, constructed_heads
+from helpers.layers import random_causal_layer
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.blocks import blocks, key_mixing
 from wherewhat.captures.proof import prove
@@ -286,6 +287,17 @@ def test_queries_with_similar_numbers_of_keys_are_computed_together():
     assert len(together) < 40
 
 
+def test_scores_from_logits_are_left_out_if_they_are_not_wanted():
+    attention = random_causal_layer()
+    wanted, without = (layer_swaps(attention, QUERIES, sink_tokens=2, from_logits=x) for x in (True, False))
+    for name, values in vars(wanted).items():
+        if name in ("exclusion", "s_pos_logits", "s_sym_logits"):
+            assert not values.isnan().any()
+            assert getattr(without, name).isnan().all()
+        elif isinstance(values, torch.Tensor):
+            torch.testing.assert_close(getattr(without, name), values, rtol=0, atol=0)
+
+
 def test_swaps_of_equal_keys_count_once():
     """Keys that share the largest weight, or the smallest: their swap has two pivots of the same weight."""
     q, k = draw(N)
@@ -437,6 +449,21 @@ def test_recorded_scores_equal_those_of_the_cpu(subtests):
         assert [entry.graph is not None for entry in graphs._entries.values()] == [True]
 
 
+@pytest.mark.parametrize("taus", [(1e-3, 1e-2), (1e-3, 0.1)])
+@pytest.mark.parametrize("longest", [10, 1024])
+def test_parts_that_are_recorded_give_the_same_scores(longest, taus, monkeypatch):
+    """What a GPU computes in long texts and in short ones, where all swaps of blocks are recorded as well."""
+    q, k = draw(N)
+    options = {"queries": [20, 45, N - 1], "taus": taus, "blocks": (1, 2, 8), "sink_tokens": 2, **ENCODINGS["rotary"]}
+    expected = swap_scores(q, k, **options)
+    monkeypatch.setattr(all_swaps, "_DENSE", longest)
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(layer, "takes_all", lambda counts, taus, _: all_swaps.takes_all(counts, taus, gpu))
+    monkeypatch.setattr(layer, "has_graphs", lambda device: True)
+    monkeypatch.setattr(layer, "launched", lambda function, *tensors, **_: function(*tensors))
+    assert_alike(swap_scores(q, k, **options), expected, rtol=1e-6, atol=2.1e-7)
+
+
 @pytest.mark.parametrize("slots", [2, 40])
 def test_swaps_computed_without_reading_their_number_are_all_or_say_so(slots, monkeypatch):
     monkeypatch.setattr(scores, "_SLOTS", slots)
@@ -461,8 +488,8 @@ def test_columns_of_a_graph_are_those_of_all_swaps(sink_tokens, monkeypatch):
     q[:3] *= 4  # no head is even at the scale of τ
     query = replace(queries_of(q, k, [20, 45, N - 1], **ENCODINGS["rotary"]), sink=sink_tokens)
     taus = (1e-4, 1e-3)
-    found, expected = layer._first_columns(query, taus), layer._columns(score_swaps(query, taus=taus))
-    others = layer._deviation_columns(query, 1), layer._no_sink_columns(query, expected, taus, 1)
+    found, expected = layer._first_columns(query, taus, True), layer._columns(score_swaps(query, taus=taus))
+    others = layer._deviation_columns(query, 1, True), layer._no_sink_columns(query, expected, taus, 1)
     assert bool((found[..., -1] == float(not Pivots.of(query, taus, 1).even.any())).all())
     every = ~(Pivots.of(query, taus, 1).even | Pivots.of(query.without_sink(), taus, 1).even)
     assert bool(every.any())

@@ -354,6 +354,8 @@ class LayerAttention:
         """Return the attention weights for logits ``(batch, heads, rows, m)`` of some queries under the mask."""
         visible = self.visible(rows)
         weights = torch.softmax(self.masked(scores, visible), -1)[..., : self.m]
+        if self.mask.only_causal and self.n <= self.m:  # every query sees a key
+            return weights
         return torch.where(visible.any(-1, keepdim=True), weights, 0.0)
 
     def masked(self, scores: Tensor, visible: Tensor) -> Tensor:

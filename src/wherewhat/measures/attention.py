@@ -12,7 +12,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.heads import AttentionConfig
-from wherewhat.measures.tensors import effective_rank, scores_by_text, squared_singular_values, token_ranks
+from wherewhat.measures.tensors import effective_rank, gram, largest_eigenvalue, scores_by_text, token_ranks
 from wherewhat.options import short_repr
 from wherewhat.scores import Scores
 
@@ -33,10 +33,10 @@ def rank_one_share(x: Tensor, *, centred: bool = False) -> Tensor:
 def rank_one_shares(x: Tensor) -> Tensor:
     """Return :func:`rank_one_share` of ``x`` ``(..., n, d)``, and of ``x`` without its mean, ``(2, ...)``."""
     x = x.double()
-    values = squared_singular_values(torch.stack([x, x - x.mean(-2, keepdim=True)]))
-    total = values.sum(-1)
+    products = torch.stack([gram(x), gram(x - x.mean(-2, keepdim=True))])
+    total = products.diagonal(dim1=-2, dim2=-1).sum(-1)
     # Equal tokens without their mean are rounding errors, whose rank is meaningless.
-    return torch.where(total > 1e-24 * x.square().sum((-1, -2)), values[..., -1] / total, torch.nan)
+    return torch.where(total > 1e-24 * total[0], largest_eigenvalue(products) / total, torch.nan).clamp_max(1)
 
 
 @functools.lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ held in registers, made tridiagonal by Householder reflections, and its eigenval
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -58,10 +59,8 @@ def _tridiagonal(matrices, rest, diagonal, beside, d, steps, stride, D: tl.const
 
 
 @triton.jit
-def _bisection(diagonal, beside, values, d, D: tl.constexpr, HALVINGS: tl.constexpr):
-    """Find all eigenvalues of one tridiagonal matrix a program, ascending."""
-    matrix = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, D)
+def _reach(diagonal, beside, matrix, d, i):
+    """Return the bounds of the eigenvalues of a tridiagonal matrix, and a pivot that counts as zero."""
     inside = i < d
     middle = tl.load(diagonal + matrix * d + i, mask=inside, other=0.0)
     after = tl.abs(tl.load(beside + matrix * d + i, mask=i < d - 1, other=0.0))
@@ -71,41 +70,88 @@ def _bisection(diagonal, beside, values, d, D: tl.constexpr, HALVINGS: tl.conste
     highest = tl.max(tl.where(inside, middle + reach, float("-inf")), 0)
     # A pivot of zero is replaced by the smallest number that rounding leaves beside the largest eigenvalue.
     tiny = tl.maximum(tl.maximum(tl.abs(lowest), tl.abs(highest)) * 1e-18, 1e-300)
+    return lowest, highest, tiny
+
+
+@triton.jit
+def _below(diagonal, beside, matrix, d, point, tiny):
+    """Return the number of eigenvalues of a tridiagonal matrix below each point."""
+    pivot = tl.load(diagonal + matrix * d) - point
+    pivot = tl.where(tl.abs(pivot) < tiny, -tiny, pivot)
+    below = (pivot < 0).to(tl.int32)
+    for k in range(1, d):
+        entry = tl.load(beside + matrix * d + k - 1)
+        pivot = tl.load(diagonal + matrix * d + k) - point - entry * entry / pivot
+        pivot = tl.where(tl.abs(pivot) < tiny, -tiny, pivot)
+        below += (pivot < 0).to(tl.int32)
+    return below
+
+
+@triton.jit
+def _bisection(diagonal, beside, values, d, D: tl.constexpr, HALVINGS: tl.constexpr):
+    """Find all eigenvalues of one tridiagonal matrix a program, ascending."""
+    matrix = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, D)
+    lowest, highest, tiny = _reach(diagonal, beside, matrix, d, i)
     low = tl.zeros((D,), tl.float64) + lowest
     high = tl.zeros((D,), tl.float64) + highest
     for _ in range(HALVINGS):
         point = 0.5 * (low + high)
-        pivot = tl.load(diagonal + matrix * d) - point
-        pivot = tl.where(tl.abs(pivot) < tiny, -tiny, pivot)
-        below = (pivot < 0).to(tl.int32)
-        for k in range(1, d):
-            entry = tl.load(beside + matrix * d + k - 1)
-            pivot = tl.load(diagonal + matrix * d + k) - point - entry * entry / pivot
-            pivot = tl.where(tl.abs(pivot) < tiny, -tiny, pivot)
-            below += (pivot < 0).to(tl.int32)
+        below = _below(diagonal, beside, matrix, d, point, tiny)
         high = tl.where(below > i, point, high)
         low = tl.where(below > i, low, point)
-    tl.store(values + matrix * d + i, 0.5 * (low + high), mask=inside)
+    tl.store(values + matrix * d + i, 0.5 * (low + high), mask=i < d)
+
+
+@triton.jit
+def _largest(diagonal, beside, values, d, D: tl.constexpr, ROUNDS: tl.constexpr):
+    """Find the largest eigenvalue of one tridiagonal matrix a program, in one of D + 1 parts of an interval a round."""
+    matrix = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, D)
+    low, high, tiny = _reach(diagonal, beside, matrix, d, i)
+    for _ in range(ROUNDS):
+        point = low + (high - low) * ((i + 1).to(tl.float64) / (D + 1))
+        beyond = _below(diagonal, beside, matrix, d, point, tiny) == d
+        upper = tl.min(tl.where(beyond, point, high), 0)
+        low = tl.max(tl.where(beyond, low, point), 0)
+        high = upper
+    tl.store(values + matrix, 0.5 * (low + high))
 
 
 def symmetric_eigenvalues(matrices: Tensor) -> Tensor:
     """Return the eigenvalues of symmetric ``matrices`` ``(m, d, d)`` on a GPU in float64, ascending, ``(m, d)``."""
+    diagonal, beside = _reduced(matrices)
+    (count, d), padded = diagonal.shape, _padded(diagonal.shape[1])
+    values = torch.empty_like(diagonal)
+    if count:
+        _bisection[(count,)](diagonal, beside, values, d, D=padded, HALVINGS=_HALVINGS, num_warps=max(1, padded // 32))
+    return values
+
+
+def largest_eigenvalues(matrices: Tensor) -> Tensor:
+    """Return the largest eigenvalue of each symmetric matrix ``(m, d, d)`` on a GPU in float64, ``(m,)``."""
+    diagonal, beside = _reduced(matrices)
+    (count, d), padded = diagonal.shape, _padded(diagonal.shape[1])
+    values = diagonal.new_empty(count)
+    rounds = math.ceil(_HALVINGS / math.log2(padded + 1))
+    if count:
+        _largest[(count,)](diagonal, beside, values, d, D=padded, ROUNDS=rounds, num_warps=max(1, padded // 32))
+    return values
+
+
+def _reduced(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return diagonals of tridiagonal matrices with the same eigenvalues, and the entries beside, ``(m, d)`` each."""
     matrices = matrices.double().contiguous()
     count, d = matrices.shape[:2]
-    values: Tensor
-    diagonal, beside, values = torch.empty(3, count, d, dtype=torch.float64, device=matrices.device)
-    if not count:
-        return values
-    for begin, size, steps in _programs(d):
+    diagonal, beside = torch.empty(2, count, d, dtype=torch.float64, device=matrices.device)
+    for begin, size, steps in _programs(d) if count else ():
         rest = matrices.new_empty(count, size - steps, size - steps)
         padded = _padded(size)
         _tridiagonal[(count,)](
             *(matrices, rest, diagonal[:, begin:], beside[:, begin:], size, steps, d), D=padded, num_warps=padded // 8
         )
         matrices = rest
-    padded = _padded(d)
-    _bisection[(count,)](diagonal, beside, values, d, D=padded, HALVINGS=_HALVINGS, num_warps=max(1, padded // 32))
-    return values
+    return diagonal, beside
 
 
 def _padded(size: int) -> int:

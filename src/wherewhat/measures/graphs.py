@@ -107,6 +107,11 @@ _calls = itertools.count()
 _lock = threading.Lock()
 
 
+def has_graphs(device: torch.device) -> bool:
+    """Return whether functions can be recorded on a device."""
+    return device.type == "cuda"
+
+
 def launched(
     function: Function, *tensors: Tensor, key: Hashable, held: int, kept: Callable[[], object] = tuple
 ) -> tuple[Tensor, ...]:

@@ -350,10 +350,10 @@ def effective_rank(x: Tensor) -> Tensor:
     Between 1 (all tokens parallel) and min(n, d); 0 for zero tensors. Roy & Vetterli, EUSIPCO 2007. Computed from the
     d×d Gram matrix in float64.
     """
-    return _rank_of(_gram(x))
+    return _rank_of(gram(x))
 
 
-def _gram(x: Tensor) -> Tensor:
+def gram(x: Tensor) -> Tensor:
     """Return the products of the dimensions of ``x`` ``(..., n, d)``, ``(..., d, d)`` float64."""
     x = x.double()
     return x.mT @ x
@@ -370,14 +370,9 @@ def _rank_of(gram: Tensor) -> Tensor:
 def token_ranks(attention: LayerAttention) -> tuple[Tensor, Tensor]:
     """Return the effective ranks of the queries and of the keys that each head reads, before rotation, ``(heads,)``."""
     q_rank, k_rank = torch.split(
-        _rank_of(torch.cat([_gram(attention.q[0]), _gram(attention.k[0])])), [attention.heads, attention.kv_heads]
+        _rank_of(torch.cat([gram(attention.q[0]), gram(attention.k[0])])), [attention.heads, attention.kv_heads]
     )
     return q_rank, per_query_head(k_rank, attention)
-
-
-def squared_singular_values(x: Tensor) -> Tensor:
-    """Return the squared singular values of ``x`` ``(..., n, d)``, ascending, ``(..., d)`` float64."""
-    return eigenvalues(_gram(x)).clamp_min(0)
 
 
 def eigenvalues(matrices: Tensor) -> Tensor:
@@ -390,3 +385,13 @@ def eigenvalues(matrices: Tensor) -> Tensor:
     finite = matrices.isfinite().all(-1).all(-1)[..., None]  # LAPACK raises an error for others
     values: Tensor = torch.linalg.eigvalsh(torch.where(finite[..., None], matrices, 0.0))
     return torch.where(finite, values, torch.nan)
+
+
+def largest_eigenvalue(matrices: Tensor) -> Tensor:
+    """Return the largest eigenvalue of each symmetric matrix ``(..., d, d)`` in float64, ``(...)``."""
+    if has_triton(matrices.device):
+        from wherewhat.measures.eigenvalues_cuda import LARGEST, largest_eigenvalues
+
+        if matrices.shape[-1] <= LARGEST:
+            return largest_eigenvalues(matrices.flatten(0, -3)).view(matrices.shape[:-2])
+    return eigenvalues(matrices)[..., -1]

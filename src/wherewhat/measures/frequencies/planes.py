@@ -44,14 +44,17 @@ def frequency_use(attention: LayerAttention, queries: Sequence[int]) -> Tensor:
     """
     assert attention.rotation is not None
     rows = constant_tensor(tuple(queries), attention.rot_q.device)
-    q = attention.rot_q[0][:, rows].double().view(attention.kv_heads, -1, len(queries), attention.rot_q.shape[-1])
-    k = attention.rot_k[0].double()[:, None]
+    # Products of numbers in half precision are exact in float32.
+    dtype = torch.float32 if attention.rot_q.dtype.itemsize == 2 else torch.float64
+    q = attention.rot_q[0][:, rows].to(dtype).view(attention.kv_heads, -1, len(queries), attention.rot_q.shape[-1])
+    k = attention.rot_k[0].to(dtype)[:, None]
     (first_q, first_k), (second_q, second_k) = ((q[..., half], k[..., half]) for half in attention.rotation.halves)
     total = torch.zeros(*q.shape[:2], attention.rotation.planes, dtype=torch.float64, device=q.device)
     for index, keys in enumerate(keys_before(attention, queries)):
         own, seen = slice(index, index + 1), consecutive(keys)
         products = first_q[:, :, own] * first_k[:, :, seen]  # (kv_heads, heads of a key head, keys, planes)
-        total += products.addcmul_(second_q[:, :, own], second_k[:, :, seen]).abs_().amax(2)
+        products.addcmul_(second_q[:, :, own], second_k[:, :, seen])
+        total += torch.maximum(products.amax(2), -products.amin(2))
     return total.flatten(0, 1) * (attention.scale / len(queries))
 
 
@@ -246,7 +249,7 @@ def layer_frequencies(
     nothing = torch.full((attention.heads, planes), torch.nan, dtype=torch.float64, device=use.device)
     single = dict.fromkeys(SCORES, nothing)
     if scored:
-        swaps = layer_swaps(attention, queries, tau=tau, sink_tokens=sink_tokens)
+        swaps = layer_swaps(attention, queries, tau=tau, sink_tokens=sink_tokens, from_logits=False)
         heads |= {name: getattr(swaps, name).nanmean(-1) for name in SCORES}
         heads["effective_swaps"] = swaps.effective.mean(-1)
         single |= _mean_plane_scores(attention, queries, tau, sink_tokens)

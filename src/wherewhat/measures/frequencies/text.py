@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
-from wherewhat.measures.batches import edited_rows, rows_at_once
+from wherewhat.measures.batches import edited_rows, read_at_once, rows_at_once
 from wherewhat.measures.extend.retrieval import (
     Encode,
     Planting,
@@ -127,7 +127,7 @@ def measure_all_frequencies(
         )
     ]
     masked = _masked_heads(by_text[0], config.heads)
-    wholes = [_correlations(layers) | _band_scores(layers, bands, config.bands) for layers in by_text]
+    wholes = [_correlations(layers) | _band_scores(layers, bands) for layers in by_text]
     if needs_loss:
         assert logits is not None
         losses = text_losses(logits, ids).mean(-1).tolist()
@@ -144,7 +144,7 @@ def measure_all_frequencies(
         def swaps(attention: LayerAttention) -> Swaps | None:
             if not scored(attention):
                 return None
-            return layer_swaps(attention, queries, tau=config.tau, sink_tokens=config.sink_tokens)
+            return layer_swaps(attention, queries, tau=config.tau, sink_tokens=config.sink_tokens, from_logits=False)
 
         after = _MaskedScores(masked, swaps)
         of_variants = masking.losses(variants, after.add) if variants else {}
@@ -199,28 +199,23 @@ def _masked_heads(layers: Sequence[Scores], chosen: Sequence[str]) -> dict[int, 
 
 def _correlations(layers: Sequence[Scores]) -> dict[str, float]:
     """Return correlations over heads of the two mean frequencies with the swap scores."""
-
-    def joined(name: str) -> Tensor:
-        return torch.cat([x.heads[name] for x in layers])
-
+    means = {"frequency_softmax": "mean_frequency_softmax", "frequency": "mean_frequency"}
+    joined = {name: torch.cat([x.heads[name] for x in layers]) for name in (*means.values(), *SCORES)}
     return {
-        f"{name}_{score}": correlation(joined(used), joined(score))
-        for name, used in (("frequency_softmax", "mean_frequency_softmax"), ("frequency", "mean_frequency"))
-        for score in SCORES
+        f"{name}_{score}": correlation(joined[used], joined[score]) for name, used in means.items() for score in SCORES
     }
 
 
-def _band_scores(layers: Sequence[Scores], bands: dict[int, Tensor], count: int) -> dict[str, float]:
+def _band_scores(layers: Sequence[Scores], bands: Mapping[int, Tensor]) -> dict[str, float]:
     """Return the scores of single planes, averaged over heads and the planes of each band."""
-    return {
-        f"{name}_band_{band + 1}": float(
-            torch.cat(
-                [x.curves[f"plane_{name}"].values[:, bands[x.layer][band]].double().flatten() for x in layers]
-            ).nanmean()
-        )
-        for name in SCORES
-        for band in range(count)
-    }
+    members = torch.cat([bands[x.layer] for x in layers], 1).double()  # (bands, planes of all layers)
+    found: dict[str, float] = {}
+    for name in SCORES:
+        values = [x.curves[f"plane_{name}"].values.double() for x in layers]
+        sums, known = torch.cat([x.nansum(0) for x in values]), torch.cat([(~x.isnan()).sum(0) for x in values])
+        means = (members @ sums / (members @ known.double())).tolist()  # NaN for none
+        found |= {f"{name}_band_{band}": mean for band, mean in enumerate(means, 1)}
+    return found
 
 
 def _masked_bands(masking: Masking, bands: Sequence[Mapping[int, Tensor]]) -> list[PlaneVariant]:
@@ -261,13 +256,17 @@ class _MaskedScores:
     def compare(self, wholes: Sequence[dict[str, float]], by_text: Sequence[Sequence[Scores]], bands: int) -> None:
         """Add the changes of the masked heads' mean scores without each band to the scores of each text."""
         heads = self._heads
+        changes: list[tuple[dict[str, float], str, float]] = []
+        after: list[Tensor] = []
         for text, (whole, layers) in enumerate(zip(wholes, by_text, strict=True)):
             for name in SCORES:
                 before = torch.cat([x.heads[name][heads[x.layer]] for x in layers if x.layer in heads]).nanmean()
                 for band in range(1, bands + 1):
                     values = [x[name] for x in self._means.get((f"loss_without_band_{band}", text), [])]
-                    after = float(torch.cat(values).mean()) if values else torch.nan
-                    whole[f"{name}_change_without_band_{band}"] = after - float(before)
+                    after.append(torch.cat(values).mean() if values else torch.tensor(torch.nan))
+                    changes.append((whole, f"{name}_change_without_band_{band}", float(before)))
+        for (own, change, intact), mean in zip(changes, read_at_once(after), strict=True):
+            own[change] = float(mean) - intact
 
 
 def _others(planes: Mapping[int, Tensor]) -> dict[int, Tensor]:

@@ -81,10 +81,11 @@ class _Moments:
         part = torch.nn.functional.pad(centred, (0, 0, 0, 1))[:, pieces.index]  # (lists, pieces, vectors, 2d)
         first, second = (sums.cumsum(1)[:, pieces.last] for sums in (part.sum(2), part.mT @ part))
         mean = first / pieces.counts[:, None]
-        second = second - first[..., :, None] * mean[..., None, :]
+        second = torch.addcmul(second, first[..., :, None], mean[..., None, :], value=-1)
         upper, lower = second.chunk(2, -2)
         (real, across), (back, imaginary) = upper.chunk(2, -1), lower.chunk(2, -1)
-        conjugate, plain = (torch.complex(real + sign * imaginary, across - sign * back) for sign in (1, -1))
+        conjugate = torch.complex(real + imaginary, across - back)
+        plain = torch.complex(real - imaginary, across + back)
         return cls(torch.complex(*mean.chunk(2, -1)) + middle, conjugate, plain)
 
 
@@ -95,33 +96,46 @@ class Pieces:
     Attributes:
         index: Index of the vectors of each piece, ``(pieces, vectors)``; n for none.
         counts: Numbers of first vectors, ascending, ``(counts,)``.
-        last: Last piece of each number of first vectors, ``(counts,)``.
+        last: Last piece of each number of first vectors, ``(counts,)``; a slice if each has a single piece.
         where: Index into them for each row, ``(rows,)``.
+        rows: Rows of each number of first vectors, some of them again where they are fewer, ``(counts, most)``.
+        place: Index into the flat ``rows`` for each row, ``(rows,)``.
     """
 
     index: Tensor
     counts: Tensor
-    last: Tensor
+    last: Tensor | slice
     where: Tensor
+    rows: Tensor
+    place: Tensor
 
     @staticmethod
     @lru_cache(maxsize=16)
     @torch.inference_mode(False)
     def of(rows: tuple[int, ...], n: int, device: torch.device) -> Pieces:
         """Return pieces of ``n`` vectors for the numbers of first vectors of all rows."""
-        counts = sorted(set(rows))
+        by_count: dict[int, list[int]] = {count: [] for count in sorted(set(rows))}
+        for row, count in enumerate(rows):
+            by_count[count].append(row)
+        counts, most = list(by_count), max(map(len, by_count.values()))
         parts = list(zip([0, *counts[:-1]], counts, strict=True))
         length = min(_PIECE, max(end - start for start, end in parts))
         pieces = [(first, end) for start, end in parts for first in range(start, end, length)]
         starts, ends = torch.tensor(pieces).T
         index = starts[:, None] + torch.arange(length)
-        tensors = (
-            torch.where(index < ends[:, None], index, n),
-            torch.tensor(counts),
-            (ends <= torch.tensor(counts)[:, None]).sum(1) - 1,
-            torch.tensor([counts.index(count) for count in rows]),
+        where, place = torch.empty(2, len(rows), dtype=torch.int64)
+        for number, own in enumerate(by_count.values()):
+            where[own] = number
+            place[own] = number * most + torch.arange(len(own))
+        last = (ends <= torch.tensor(counts)[:, None]).sum(1) - 1
+        return Pieces(
+            index=torch.where(index < ends[:, None], index, n).to(device),
+            counts=torch.tensor(counts, device=device),
+            last=slice(None) if last.tolist() == list(range(len(pieces))) else last.to(device),
+            where=where.to(device),
+            rows=torch.tensor([own + own[:1] * (most - len(own)) for own in by_count.values()], device=device),
+            place=place.to(device),
         )
-        return Pieces(*(x.to(device) for x in tensors))
 
 
 def _closed_form(query: QueryLogits) -> Deviations:
@@ -150,9 +164,9 @@ def _closed_form(query: QueryLogits) -> Deviations:
     def variance(x: Tensor) -> Tensor:
         return mean((x - mean(x)).square())
 
-    forms = q[..., None] * (contents.conjugate * places.conjugate)[:, where]
-    forms += q.conj()[..., None] * (contents.plain * places.plain)[:, where]  # (groups, rows, planes, planes)
-    both = (forms.sum(-2) * q.conj()).sum(-1, keepdim=True).real / 2 / size**2
+    own = q[:, pieces.rows]  # (groups, counts, most, planes)
+    forms = own @ (contents.conjugate * places.conjugate) + own.conj() @ (contents.plain * places.plain)
+    both = (forms * own.conj()).sum(-1).real.flatten(1)[:, pieces.place, None] / 2 / size**2
     at_place, of_content = (  # k̄ · u_p + b_p and k_c · ū + b̄, (groups, rows, n), in the precision of the keys
         block_logits(
             to_real((q * moments.mean[:, where].conj()).to(other.dtype))[:, None], in_blocks(other, 1), None, None

@@ -12,7 +12,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention, Mask
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
-from wherewhat.measures.graphs import launched
+from wherewhat.measures.graphs import has_graphs, launched
 from wherewhat.measures.swaps import TAU
 from wherewhat.measures.swaps.dense import (
     dense_constants,
@@ -112,11 +112,12 @@ def layer_swaps(
     sink_tokens: int = 0,
     taus: tuple[float, ...] = (),
     blocks: tuple[int, ...] = (),
+    from_logits: bool = True,
 ) -> Swaps:
     """Return swap scores of every head of a captured layer whose keys each depend on one token.
 
     The layer is one of a pass over one text without cache; the options are those of :func:`swap_scores`. The scores
-    stay on its device.
+    stay on its device. Unless they are wanted, exclusion and scores ``from_logits`` are NaN.
     """
     if tau <= 0 or any(t <= 0 for t in taus):
         raise MeasureError(f"tau={min((tau, *taus))} must be positive: it divides weight differences")
@@ -126,7 +127,7 @@ def layer_swaps(
     every = torch.empty(
         heads, len(queries), 2 * len(taus) + 8 + 2 * len(blocks), dtype=torch.float64, device=attention.rot_q.device
     )
-    for columns, values in _scored(attention, queries, skip, sink_tokens, taus, block, blocks):
+    for columns, values in _scored(attention, queries, skip, sink_tokens, taus, block, blocks, from_logits):
         index = slice(None) if len(columns) == len(queries) else constant_tensor(tuple(columns), every.device)
         every[:, index] = values.reshape(heads, len(columns), -1)
     s_pos, s_sym, others, by_block = torch.split(every, [len(taus), len(taus), 8, 2 * len(blocks)], -1)
@@ -167,12 +168,13 @@ def _scored(
     taus: tuple[float, ...],
     block: int,
     blocks: tuple[int, ...],
+    from_logits: bool,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Yield indices into ``queries``, and their columns ``(groups, rows, columns)``, see :func:`_every_column`."""
     simple = attention.mask.only_causal and attention.sinks is None and attention.softcap is None and block == 1
     device, rotation = attention.rot_q.device, attention.rotation
     simple = simple and len(queries) <= queries_at_once(attention) and max(queries) >= sink_tokens + 2
-    if rotation is None or device.type != "cuda" or not simple:
+    if rotation is None or not has_graphs(device) or not simple:
         for columns, logits in query_logits(attention, queries, skip=skip, sink_tokens=sink_tokens):
             for column, keys in zip(columns, logits.counts, strict=False):
                 if keys < 2 * block:
@@ -180,13 +182,15 @@ def _scored(
                         f"block={block} is too long: the query at position {queries[column]} sees {keys} keys before "
                         f"it, two blocks need {2 * block}; use smaller blocks or later queries"
                     )
-            yield columns, _every_column(logits, taus, block, blocks)
+            yield columns, _every_column(logits, taus, block, blocks, from_logits)
         return
     counts = tuple(len(keys) for keys in keys_before(attention, queries, skip=skip)) * (
         attention.heads // attention.kv_heads
     )
     later = tuple(max(0, count - max(0, sink_tokens - skip)) for count in counts)
     dense = takes_all(counts, taus, device)
+    # With the first temperature alone, in long texts, it is read from the GPU which swaps of blocks have a weight.
+    recorded_blocks = blocks if dense and takes_all(counts, taus[:1], device) else ()
 
     def logits_of(rot_q: Tensor, rot_k: Tensor, positions: Tensor, inv_freq: Tensor) -> QueryLogits:
         turned = replace(rotation, inv_freq=inv_freq)
@@ -196,7 +200,9 @@ def _scored(
 
     def recorded(*tensors: Tensor) -> tuple[Tensor]:
         logits = logits_of(*tensors)
-        return (_every_column(logits, taus, 1, blocks) if dense else _first_columns(logits, taus),)
+        if dense:
+            return (_every_column(logits, taus, 1, recorded_blocks, from_logits),)
+        return (_first_columns(logits, taus, from_logits),)
 
     def kept() -> tuple[object, ...]:
         """Return the constants that the recorded kernels read."""
@@ -217,31 +223,29 @@ def _scored(
         recorded,
         *tensors,
         key=(
-            *("swaps", tuple(queries), skip, sink_tokens, taus, blocks if dense else None),
+            *("swaps", tuple(queries), skip, sink_tokens, taus, recorded_blocks, from_logits),
             *(attention.scale, rotation.pairing, rotation.offset, rotation.scaling),
         ),
         held=held,
         kept=kept,
     )
-    if dense:
-        yield list(range(len(queries))), values
-        return
-    complete = bool(values[0, 0, -1])  # waits for the GPU
-    values = values[..., :-1]
-    if not complete or blocks:
+    complete = dense
+    if not dense:
+        complete, values = bool(values[0, 0, -1]), values[..., :-1]  # waits for the GPU
+    if not complete or blocks != recorded_blocks:
         logits = logits_of(*tensors)
-        values = values if complete else _every_column(logits, taus, 1, ())
+        values = values if complete else _every_column(logits, taus, 1, (), from_logits)
         values = torch.cat([values, *_block_columns(logits, values, taus, 1, blocks)], -1)
     yield list(range(len(queries))), values
 
 
-def _first_columns(logits: QueryLogits, taus: tuple[float, ...]) -> Tensor:
+def _first_columns(logits: QueryLogits, taus: tuple[float, ...], from_logits: bool) -> Tensor:
     """Return columns without those of other block sizes, and a last one: 1 if all swaps with a weight are in them.
 
     Takes no synchronisation.
     """
     scores, complete = Pivots.of(logits, taus, 1).first_scores()
-    columns = [_columns(scores), _deviation_columns(logits, 1)]
+    columns = [_columns(scores), _deviation_columns(logits, 1, from_logits)]
     if logits.sink:
         without, also = Pivots.of(logits.without_sink(), taus[:1], 1).first_scores(effective=False)
         columns += [without.s_pos, without.s_sym]
@@ -251,7 +255,9 @@ def _first_columns(logits: QueryLogits, taus: tuple[float, ...]) -> Tensor:
     return torch.cat([*columns, complete.double().expand_as(columns[0][..., :1])], -1)
 
 
-def _every_column(logits: QueryLogits, taus: tuple[float, ...], block: int, blocks: tuple[int, ...]) -> Tensor:
+def _every_column(
+    logits: QueryLogits, taus: tuple[float, ...], block: int, blocks: tuple[int, ...], from_logits: bool
+) -> Tensor:
     """Return all results of queries, ``(groups, rows, columns)``.
 
     Columns are ``s_pos`` and ``s_sym`` by temperature, bound, kept, effective, exclusion, both scores from logits, both
@@ -263,7 +269,7 @@ def _every_column(logits: QueryLogits, taus: tuple[float, ...], block: int, bloc
     else:
         columns = _columns(score_swaps(logits, taus=taus, block=block))
         without = _no_sink_columns(logits, columns, taus, block)
-    first = [columns, _deviation_columns(logits, block), without]
+    first = [columns, _deviation_columns(logits, block, from_logits), without]
     return torch.cat([*first, *_block_columns(logits, columns, taus, block, blocks)], -1)
 
 
@@ -305,8 +311,10 @@ def _columns(scores: SwapScores) -> Tensor:
     return torch.cat([scores.s_pos, scores.s_sym, others], -1)
 
 
-def _deviation_columns(logits: QueryLogits, block: int) -> Tensor:
-    """Return exclusion, positional and symbolic score from logits, ``(groups, rows, 3)``."""
+def _deviation_columns(logits: QueryLogits, block: int, wanted: bool) -> Tensor:
+    """Return exclusion, positional and symbolic score from logits, ``(groups, rows, 3)``; NaN unless wanted."""
+    if not wanted:
+        return logits.weights.new_full((*logits.q.shape[:2], 3), torch.nan)
     deviations = logit_deviations(logits, block=block)
     reach = 2 * deviations.variance.clamp_min(1e-300)
     scores = (
