@@ -13,6 +13,7 @@ from helpers.capture import run, shared, tokens
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import fit_axes
+from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.measurement import Text, measure_text
 from wherewhat.measures.planes import PlanesConfig
 from wherewhat.measures.planes.planes_measurement import PlanesMeasurement
@@ -20,6 +21,8 @@ from wherewhat.measures.planes.statistics import (
     Planes,
     band_sums,
     band_totals,
+    chunk_size,
+    chunked,
     layer_scores,
     plane_stats,
     residual_bound,
@@ -81,15 +84,18 @@ def test_band_sums_equal_dense_sums():
     for shape in SHAPES:
         q, k, window = problem(None, shape)
         for head, key in ((q[:2], k[0]), (q[:1], k[-1])):
-            sums = band_sums(head, key, window or shape[2])
+            band = Band(shape[2], window or shape[2], key.device)
+            chunks = [chunked(x, chunk_size(shape[2], shape[3])) for x in (head, key)]
+            sums = band_sums(*chunks, band)
             logits, seen = dense(head, key[None], window)
             parts = head[:, :, None] * key * seen[..., None]  # (heads, n, n, d)
             for got, expected in (
                 (sums.rows, (logits * seen).sum(-1)),
                 (sums.columns, (logits * seen).sum(-2)),
-                (band_totals(head, key, window or shape[2]), parts.sum((1, 2))),
+                (band_totals(*chunks, band), parts.sum((1, 2))),
                 (sums.products, (parts * logits[..., None]).sum((1, 2))),
                 (sums.squares, (logits * seen).square().sum((1, 2))),
+                (band_sums(*chunks, band, by_dimension=False).squares, (logits * seen).square().sum((1, 2))),
             ):
                 torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-9)
 
