@@ -246,7 +246,8 @@ def _by_key_heads(
         z_q, z_k = planes.to_complex(q) * back[:, None], planes.to_complex(k) * back
         diagonals = None
         if _bounds in functions:
-            diagonals = diagonal_sums(*(x[heads].double().contiguous() for x in (by_key, rot_k)), width=width)
+            double_q, double_k = (x[heads].double().contiguous() for x in (by_key, rot_k))
+            diagonals = diagonal_sums(double_q, double_k, width)
         of_heads = _Heads(q, k, z_q, z_k, rotor, diagonals, band_sums(q, k, band), planes, band)
         pieces.append({name: x for function in functions for name, x in function(of_heads).items()})
     return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
