@@ -21,12 +21,11 @@ from wherewhat.measures.planes.statistics import (
     Planes,
     band_sums,
     band_totals,
-    chunk_size,
-    chunked,
     layer_scores,
     plane_stats,
     residual_bound,
 )
+from wherewhat.measures.tensors import chunk_size, chunked
 
 # Beyond one chunk and not a multiple of it, with a window that cuts chunks.
 SHAPES = [(4, 2, 150, 12, None), (3, 3, 131, 12, 70), (2, 1, 33, 12, 3), (2, 2, 4, 12, None)]

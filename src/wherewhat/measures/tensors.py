@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from wherewhat.captures.attention import LayerAttention
@@ -336,6 +336,24 @@ def hashed_noise(layer: int, heads: int, rows: slice, columns: int, device: torc
     # 23 bits and a half are exact in float32, and neither 0 nor 1.
     noise: Tensor = torch.special.ndtri(((drawn >> 9).float() + 0.5) * 2.0**-23)
     return noise
+
+
+def chunk_size(n: int, d: int) -> int:
+    """Return the number of tokens of a chunk: work inside a chunk grows with it, work between chunks shrinks."""
+    return min(n, max(64, d // 2))
+
+
+def chunked(x: Tensor, size: int) -> Tensor:
+    """Return ``(..., n, d)`` in chunks of tokens, ``(chunks, ..., size, d)`` in double precision.
+
+    The tokens after the text are zero, which changes no sum.
+    """
+    chunks = -(-x.shape[-2] // size)
+    if spare := chunks * size - x.shape[-2]:
+        x = pad(x, (0, 0, 0, spare))
+    dtype = torch.promote_types(x.dtype, torch.float64)
+    x = torch.unflatten(x, -2, (chunks, size)).movedim(-3, 0)
+    return x.to(dtype, memory_format=torch.contiguous_format).contiguous()  # one copy, also of other types
 
 
 def fft_length(least: int) -> int:

@@ -18,7 +18,15 @@ from wherewhat.measures.axes.fit import band_width, fit_margins
 from wherewhat.measures.axes.margins import diagonal_sums
 from wherewhat.measures.axes.solver import Band, Margins
 from wherewhat.measures.planes import PlanesConfig
-from wherewhat.measures.tensors import check_finite, check_heads, check_single_text, on_host, scores_by_text
+from wherewhat.measures.tensors import (
+    check_finite,
+    check_heads,
+    check_single_text,
+    chunk_size,
+    chunked,
+    on_host,
+    scores_by_text,
+)
 from wherewhat.options import short_repr
 from wherewhat.scores import Column, Scores
 
@@ -489,24 +497,6 @@ class BandSums:
     def varies(self, tss: Tensor) -> Tensor:
         """Return whether a sum of squares around the mean exceeds rounding errors."""
         return tss > 1e-12 * self.reach.clamp_min(1e-300)
-
-
-def chunk_size(n: int, d: int) -> int:
-    """Return the number of tokens of a chunk: work inside a chunk grows with it, work between chunks shrinks."""
-    return min(n, max(64, d // 2))
-
-
-def chunked(x: Tensor, size: int) -> Tensor:
-    """Return ``(..., n, d)`` in chunks of tokens, ``(chunks, ..., size, d)`` in double precision.
-
-    The tokens after the text are zero, which changes no sum.
-    """
-    chunks = -(-x.shape[-2] // size)
-    if spare := chunks * size - x.shape[-2]:
-        x = pad(x, (0, 0, 0, spare))
-    dtype = torch.promote_types(x.dtype, torch.float64)
-    x = torch.unflatten(x, -2, (chunks, size)).movedim(-3, 0)
-    return x.to(dtype, memory_format=torch.contiguous_format).contiguous()  # one copy, also of other types
 
 
 def _tokens(x: Tensor, n: int) -> Tensor:
