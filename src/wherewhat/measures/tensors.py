@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from wherewhat.captures.attention import LayerAttention
@@ -348,12 +348,14 @@ def chunked(x: Tensor, size: int) -> Tensor:
 
     The tokens after the text are zero, which changes no sum.
     """
-    chunks = -(-x.shape[-2] // size)
-    if spare := chunks * size - x.shape[-2]:
-        x = pad(x, (0, 0, 0, spare))
-    dtype = torch.promote_types(x.dtype, torch.float64)
-    x = torch.unflatten(x, -2, (chunks, size)).movedim(-3, 0)
-    return x.to(dtype, memory_format=torch.contiguous_format).contiguous()  # one copy, also of other types
+    *lead, n, d = x.shape
+    full, rest = divmod(n, size)
+    chunks = x.new_empty(full + (rest > 0), *lead, size, d, dtype=torch.promote_types(x.dtype, torch.float64))
+    chunks[:full] = torch.unflatten(x[..., : full * size, :], -2, (full, size)).movedim(-3, 0)
+    if rest:
+        chunks[full, ..., :rest, :] = x[..., full * size :, :]
+        chunks[full, ..., rest:, :] = 0
+    return chunks
 
 
 def fft_length(least: int) -> int:

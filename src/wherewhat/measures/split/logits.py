@@ -200,10 +200,10 @@ class _Queries:
         self._step = max(1, _ENTRIES.get(q.device.type, 2**20) // (groups * n * d))
         by_key = torch.unflatten(q, 0, (-1, groups))
         parts = [by_key[start : start + self._step] for start in range(0, kv_heads, self._step)]
-        self._whole = [chunked(x, chunk_size(n, d)) for x in parts]
+        self._whole = [_in_chunks(x) for x in parts]
         # A band is the triangle minus the smaller triangle of the far pairs.
-        far, w = n - self._width, self._width
-        self._far = [chunked(x[:, :, w:], chunk_size(far, d)) for x in parts] if far else []
+        w = self._width
+        self._far = [_in_chunks(x[:, :, w:]) for x in parts] if w < n else []
 
     def squares(self, *keys: Tensor, first: int = 0) -> Tensor:
         """Return the sum of squares around the mean, ``(heads,)``, as :func:`squares` does.
@@ -212,12 +212,12 @@ class _Queries:
         """
         own = slice(first, first + keys[0].shape[-1])
         parts: list[Tensor] = []
-        for number, q in enumerate(self._whole):
+        for number, whole in enumerate(self._whole):
             chosen = [k[number * self._step : (number + 1) * self._step] for k in keys]
-            sums = _triangle_sums(q[..., own], chosen)
+            sums = _triangle_sums(*(x[..., own] for x in whole), chosen)
             if self._far:
                 far = [k[:, : self._n - self._width] for k in chosen]
-                sums = sums - _triangle_sums(self._far[number][..., own], far)
+                sums = sums - _triangle_sums(*(x[..., own] for x in self._far[number]), far)
             parts.append(sums.flatten(1))
         total = torch.cat(parts, -1)
         # In float64 the cancellation of the means' squares leaves ten digits or more.
@@ -226,15 +226,21 @@ class _Queries:
         return around.clamp_min(0) if len(keys) == 1 else around + means[1]
 
 
-def _triangle_sums(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
+def _in_chunks(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``(kv_heads, groups, n, d)`` in chunks of tokens, and their sums ``(chunks, kv_heads, groups, d)``."""
+    chunks = chunked(q, chunk_size(*q.shape[-2:]))
+    return chunks, chunks.sum(-2)
+
+
+def _triangle_sums(q: Tensor, of_queries: Tensor, keys: Sequence[Tensor]) -> Tensor:
     """Return sums over the causal triangle of the squares of ``q_i · k_j`` and of the products themselves.
 
-    For ``q`` ``(chunks, kv_heads, groups, size, d)`` and ``keys`` ``(kv_heads, n, d)``:
+    For ``q`` ``(chunks, kv_heads, groups, size, d)``, their sums and ``keys`` ``(kv_heads, n, d)``:
     ``(1 + keys, kv_heads, groups)``, first the squares of the first keys minus those of the second.
     """
     chunks, kv_heads, groups, size, d = q.shape
     # Heads that share keys are adjacent, so that no product repeats its keys.
-    flat, of_queries = q.flatten(2, 3).flatten(0, 1), q.sum(-2)
+    flat = q.flatten(2, 3).flatten(0, 1)
     gram: Tensor | None = None
     squares: Tensor | None = None
     sums: list[Tensor] = []
