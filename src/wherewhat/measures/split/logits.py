@@ -214,10 +214,10 @@ class _Queries:
         parts: list[Tensor] = []
         for number, whole in enumerate(self._whole):
             chosen = [k[number * self._step : (number + 1) * self._step] for k in keys]
-            sums = _triangle_sums(*(x[..., own] for x in whole), chosen)
+            sums = _triangle_sums(whole, chosen, own)
             if self._far:
                 far = [k[:, : self._n - self._width] for k in chosen]
-                sums = sums - _triangle_sums(*(x[..., own] for x in self._far[number]), far)
+                sums = sums - _triangle_sums(self._far[number], far, own)
             parts.append(sums.flatten(1))
         total = torch.cat(parts, -1)
         # In float64 the cancellation of the means' squares leaves ten digits or more.
@@ -232,12 +232,13 @@ def _in_chunks(q: Tensor) -> tuple[Tensor, Tensor]:
     return chunks, chunks.sum(-2)
 
 
-def _triangle_sums(q: Tensor, of_queries: Tensor, keys: Sequence[Tensor]) -> Tensor:
+def _triangle_sums(queries: tuple[Tensor, Tensor], keys: Sequence[Tensor], own: slice) -> Tensor:
     """Return sums over the causal triangle of the squares of ``q_i · k_j`` and of the products themselves.
 
-    For ``q`` ``(chunks, kv_heads, groups, size, d)``, their sums and ``keys`` ``(kv_heads, n, d)``:
+    For some dimensions of what :func:`_in_chunks` returns and ``keys`` ``(kv_heads, n, d)``:
     ``(1 + keys, kv_heads, groups)``, first the squares of the first keys minus those of the second.
     """
+    q, of_queries = (x[..., own] for x in queries)
     chunks, kv_heads, groups, size, d = q.shape
     # Heads that share keys are adjacent, so that no product repeats its keys.
     flat = q.flatten(2, 3).flatten(0, 1)
