@@ -12,7 +12,7 @@ import torch
 from helpers.capture import run, shared, tokens
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
-from wherewhat.measures.axes.fit import fit_axes
+from wherewhat.measures.axes.fit import band_width, fit_axes
 from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.measurement import Text, measure_text
 from wherewhat.measures.planes import PlanesConfig
@@ -77,6 +77,17 @@ def groups_of(rotation, d):
     turned = {x for group in groups for x in group}
     rest = [x for x in range(d) if x not in turned]
     return [*groups, rest] if rest else groups
+
+
+def test_chunks_are_the_tokens_in_order_and_then_zeros():
+    for n, size in ((7, 3), (6, 3), (3, 3)):
+        x = random(2, 4, n, 5, seed=n, dtype=torch.float32)
+        chunks = chunked(x, size)
+        assert chunks.is_contiguous()
+        assert chunks.dtype == torch.float64
+        for place in range(len(chunks) * size):
+            expected = x[:, :, place].double() if place < n else torch.zeros(2, 4, 5, dtype=torch.float64)
+            assert torch.equal(chunks[place // size, :, :, place % size], expected)
 
 
 def test_band_sums_equal_dense_sums():
@@ -322,6 +333,9 @@ def check_model(model_type):
         (scores,) = layer_scores(attention, PlanesConfig())
         bound, actual = scores.heads["residual_bound"], scores.heads["residual_share"]
         assert bound.shape == (attention.heads,)
+        width = band_width(attention)
+        fit = fit_axes(attention.rot_q[0].double(), attention.rot_k[0].double(), window=width)
+        torch.testing.assert_close(actual, 1 - fit.r.square(), rtol=1e-8, atol=1e-10)
         assert bool((actual <= bound + 1e-9).all())
         assert bool((bound <= 1).all())
         if attention.rotation is None:
