@@ -12,7 +12,8 @@ import torch
 from helpers.capture import run, shared, tokens
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
-from wherewhat.measures.axes.fit import fit_axes
+from wherewhat.measures.axes.fit import band_width, fit_axes
+from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.measurement import Text, measure_text
 from wherewhat.measures.planes import PlanesConfig
 from wherewhat.measures.planes.planes_measurement import PlanesMeasurement
@@ -24,6 +25,7 @@ from wherewhat.measures.planes.statistics import (
     plane_stats,
     residual_bound,
 )
+from wherewhat.measures.tensors import chunk_size, chunked
 
 # Beyond one chunk and not a multiple of it, with a window that cuts chunks.
 SHAPES = [(4, 2, 150, 12, None), (3, 3, 131, 12, 70), (2, 1, 33, 12, 3), (2, 2, 4, 12, None)]
@@ -77,19 +79,33 @@ def groups_of(rotation, d):
     return [*groups, rest] if rest else groups
 
 
+def test_chunks_are_the_tokens_in_order_and_then_zeros():
+    for n, size in ((7, 3), (6, 3), (3, 3)):
+        x = random(2, 4, n, 5, seed=n, dtype=torch.float32)
+        chunks = chunked(x, size)
+        assert chunks.is_contiguous()
+        assert chunks.dtype == torch.float64
+        for place in range(len(chunks) * size):
+            expected = x[:, :, place].double() if place < n else torch.zeros(2, 4, 5, dtype=torch.float64)
+            assert torch.equal(chunks[place // size, :, :, place % size], expected)
+
+
 def test_band_sums_equal_dense_sums():
     for shape in SHAPES:
         q, k, window = problem(None, shape)
         for head, key in ((q[:2], k[0]), (q[:1], k[-1])):
-            sums = band_sums(head, key, window or shape[2])
+            band = Band(shape[2], window or shape[2], key.device)
+            chunks = [chunked(x, chunk_size(shape[2], shape[3])) for x in (head, key)]
+            sums = band_sums(*chunks, band)
             logits, seen = dense(head, key[None], window)
             parts = head[:, :, None] * key * seen[..., None]  # (heads, n, n, d)
             for got, expected in (
                 (sums.rows, (logits * seen).sum(-1)),
                 (sums.columns, (logits * seen).sum(-2)),
-                (band_totals(head, key, window or shape[2]), parts.sum((1, 2))),
+                (band_totals(*chunks, band), parts.sum((1, 2))),
                 (sums.products, (parts * logits[..., None]).sum((1, 2))),
                 (sums.squares, (logits * seen).square().sum((1, 2))),
+                (band_sums(*chunks, band, by_dimension=False).squares, (logits * seen).square().sum((1, 2))),
             ):
                 torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-9)
 
@@ -317,6 +333,9 @@ def check_model(model_type):
         (scores,) = layer_scores(attention, PlanesConfig())
         bound, actual = scores.heads["residual_bound"], scores.heads["residual_share"]
         assert bound.shape == (attention.heads,)
+        width = band_width(attention)
+        fit = fit_axes(attention.rot_q[0].double(), attention.rot_k[0].double(), window=width)
+        torch.testing.assert_close(actual, 1 - fit.r.square(), rtol=1e-8, atol=1e-10)
         assert bool((actual <= bound + 1e-9).all())
         assert bool((bound <= 1).all())
         if attention.rotation is None:

@@ -20,7 +20,7 @@ from wherewhat.measures.measurement import DocumentsMeasurement, Text
 from wherewhat.measures.split import SplitConfig
 from wherewhat.measures.split.logits import logit_split, split_documents, squares
 from wherewhat.measures.split.split_measurement import SplitMeasurement
-from wherewhat.measures.split.statistics import jackknife_error, position_share
+from wherewhat.measures.split.statistics import PositionSums, jackknife_error, position_share
 from wherewhat.report.result import run
 from wherewhat.runs.execution import estimate
 from wherewhat.runs.request import ModelRequest, Request
@@ -144,6 +144,28 @@ def dense_terms(q, k, flat=lambda x: x, window=None):
         pairs = ((p, r), (p, v), (u, r), (u, v), (mean_q, mean_k), (mean_q, v), (u, mean_k))
         sums = {name: so_far + squares(*pair) for (name, so_far), pair in zip(sums.items(), pairs, strict=True)}
     return {name: total / squares(q, k).sum(0) for name, total in sums.items()}
+
+
+def test_rotated_position_parts_are_those_of_rotated_vectors():
+    """Sums over documents are rotated; the slow way rotates the parts of every document."""
+    x = randn(5, 2, 7, 4, seed=1)
+    turns = torch.linalg.qr(randn(7, 4, 4, seed=2))[0]  # a rotation of each position
+
+    def turn(x):
+        return (turns @ x[..., None])[..., 0]
+
+    parts = []
+    for rotation in ((), (turn(x), turn)):
+        sums = PositionSums(5)
+        sums.add(x)
+        parts.append(sums.compare(x, *rotation))
+    for name in ("mean", "noise"):
+        torch.testing.assert_close(getattr(parts[1], name), turn(getattr(parts[0], name)), rtol=1e-12, atol=1e-12)
+    for t, (mean, noise, flat) in enumerate(zip(parts[0].mean, parts[0].noise, parts[0].flat, strict=True)):
+        weights = dense_weights(5, t)
+        expected = torch.einsum("t,thnd->hnd", weights, x.to(torch.complex128))
+        torch.testing.assert_close(torch.complex(mean, noise), expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(flat, expected.real.mean(1, keepdim=True), rtol=1e-12, atol=1e-12)
 
 
 def value(x):

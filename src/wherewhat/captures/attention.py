@@ -354,13 +354,13 @@ class LayerAttention:
         """Return the attention weights for logits ``(batch, heads, rows, m)`` of some queries under the mask."""
         visible = self.visible(rows)
         weights = torch.softmax(self.masked(scores, visible), -1)[..., : self.m]
-        if self.mask.only_causal and self.n <= self.m:  # every query sees a key
+        if self.mask.only_causal and self.n <= self.m:  # every query sees a key: its own
             return weights
         return torch.where(visible.any(-1, keepdim=True), weights, 0.0)
 
     def masked(self, scores: Tensor, visible: Tensor) -> Tensor:
         """Return logits ``(batch, heads, rows, m)`` with -inf for hidden keys, and with the sink column if any."""
-        scores = scores.masked_fill(~visible, -torch.inf)
+        scores = torch.where(visible, scores, -torch.inf)
         if self.sinks is None:
             return scores
         sink = self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)

@@ -338,6 +338,26 @@ def hashed_noise(layer: int, heads: int, rows: slice, columns: int, device: torc
     return noise
 
 
+def chunk_size(n: int, d: int) -> int:
+    """Return the number of tokens of a chunk: work inside a chunk grows with it, work between chunks shrinks."""
+    return min(n, max(64, d // 2))
+
+
+def chunked(x: Tensor, size: int) -> Tensor:
+    """Return ``(..., n, d)`` in chunks of tokens, ``(chunks, ..., size, d)`` in double precision.
+
+    The tokens after the text are zero, which changes no sum.
+    """
+    *lead, n, d = x.shape
+    full, rest = divmod(n, size)
+    chunks = x.new_empty(full + (rest > 0), *lead, size, d, dtype=torch.promote_types(x.dtype, torch.float64))
+    chunks[:full] = torch.unflatten(x[..., : full * size, :], -2, (full, size)).movedim(-3, 0)
+    if rest:
+        chunks[full, ..., :rest, :] = x[..., full * size :, :]
+        chunks[full, ..., rest:, :] = 0
+    return chunks
+
+
 def fft_length(least: int) -> int:
     """Return the smallest 2^a, 3·2^a or 5·2^a that is at least ``least``: lengths at which FFTs are fast."""
     power = 1 << max(0, (least - 1).bit_length())

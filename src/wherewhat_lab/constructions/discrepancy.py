@@ -188,7 +188,6 @@ def head_failure_lengths(
     own = (scores - at_right).exp().scatter(-1, index, 0.0).sum(-1)  # (inputs, heads)
 
     planes = Planes.of(attention.rotation, attention.rot_q.shape[-1], device=scores.device)
-    angles = torch.nn.functional.pad(planes.turning, (0, planes.rest))
     away = torch.arange(n, longest, dtype=torch.float64, device=scores.device)
     from_here = (n - 1 - moved).double().to(scores.device)
     groups = attention.heads // attention.kv_heads
@@ -198,10 +197,10 @@ def head_failure_lengths(
         q = planes.to_complex(planes.arrange(attention.rot_q[:, head, -1]))
         k = planes.to_complex(planes.arrange(attention.rot_k[:, head // groups][:, moved.to(scores.device)]))
         # Rotated back by their own distance, so that any other can be applied.
-        z = q[:, None] * k.conj() * _turns(angles, -from_here)
+        z = q[:, None] * k.conj() * _turns(planes.angles, -from_here)
         for start in range(0, inputs, step):
             rows = slice(start, start + step)
-            logits = attention.scale * (z[rows] @ _turns(angles, away).T).real  # (inputs, like, away)
+            logits = attention.scale * (z[rows] @ _turns(planes.angles, away).T).real  # (inputs, like, away)
             mass = (logits - at_right[rows, head, :, None]).exp_().mul_(counted[rows, :, None]).sum(1)
             total = own[rows, head, None] + torch.nn.functional.pad(mass.cumsum(-1), (1, 0))
             over = total >= 1  # of the weight of the correct key

@@ -9,15 +9,24 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
-from wherewhat.measures.axes.fit import band_width, fit_axes
+from wherewhat.measures.axes.fit import band_width, fit_margins
 from wherewhat.measures.axes.margins import diagonal_sums
-from wherewhat.measures.axes.solver import Band
+from wherewhat.measures.axes.solver import Band, Margins
 from wherewhat.measures.planes import PlanesConfig
-from wherewhat.measures.tensors import check_finite, check_heads, check_single_text, on_host, scores_by_text
+from wherewhat.measures.tensors import (
+    check_finite,
+    check_heads,
+    check_single_text,
+    chunk_size,
+    chunked,
+    on_host,
+    scores_by_text,
+)
 from wherewhat.options import short_repr
 from wherewhat.scores import Column, Scores
 
@@ -29,9 +38,9 @@ _ENTRIES = {"cpu": 2**20, "cuda": 2**26}
 class Planes:
     """Dimensions of a head grouped by their rotation angle.
 
-    Dimensions are ordered: first of every plane, unrotated ones, second of every plane. As complex numbers these are
-    the planes followed by the unrotated dimensions, whose imaginary part and angle are zero. In statistics *by plane*,
-    the unrotated dimensions together are one more plane, the last, that never turns.
+    Dimensions are ordered by plane, the first before the second, so that two neighbours are one complex number. The
+    unrotated dimensions follow, also in pairs, whose angle is zero; the last has a zero beside it if their number is
+    odd. In statistics *by plane*, the unrotated dimensions together are one more plane, the last, that never turns.
 
     Attributes:
         order: Head dimensions in that order, ``(d,)``.
@@ -59,12 +68,11 @@ class Planes:
     def _of(cls, rotation: Rotation | None, d: int, device: torch.device | None) -> Planes:
         if rotation is None:
             return cls(torch.arange(d, device=device), torch.zeros(0, dtype=torch.float64, device=device), d)
-        first, second = rotation.pairs.T
-        if rotation.planes and int(second.max()) >= d:
-            raise MeasureError(f"the rotation turns dimension {int(second.max())} of heads with {d} dimensions")
-        turned = set(rotation.pairs.flatten().tolist())
-        rest = torch.tensor([x for x in range(d) if x not in turned], dtype=first.dtype)
-        order = torch.cat([first, rest, second]).to(device)
+        turned = rotation.pairs.flatten().tolist()
+        if turned and max(turned) >= d:
+            raise MeasureError(f"the rotation turns dimension {max(turned)} of heads with {d} dimensions")
+        rest = sorted(set(range(d)) - set(turned))
+        order = torch.tensor(turned + rest, device=device)
         return cls(order, rotation.inv_freq.double().to(device), len(rest), rotation.scaling)
 
     @property
@@ -75,7 +83,12 @@ class Planes:
     @property
     def dimensions(self) -> Tensor:
         """Number of dimensions of each plane, ``(count,)`` float64."""
-        return self.by_plane(torch.ones(len(self.order), dtype=torch.float64, device=self.turning.device))
+        return pad(torch.full_like(self.turning, 2), (0, self.count - len(self.turning)), value=self.rest)
+
+    @property
+    def angles(self) -> Tensor:
+        """Angle per position of each complex dimension, ``(pairs,)`` float64."""
+        return pad(self.turning, (0, (self.rest + 1) // 2))
 
     @property
     def period(self) -> Tensor:
@@ -84,41 +97,45 @@ class Planes:
         return torch.cat([2 * math.pi / self.turning.abs(), never])
 
     def arrange(self, x: Tensor) -> Tensor:
-        """Return ``x`` ``(..., d)`` with its dimensions in order, float64."""
-        return x[..., self.order].double()
+        """Return ``x`` ``(..., d)`` with its dimensions in order, ``(..., 2 · pairs)``."""
+        return pad(x[..., self.order], (0, 1)) if self.rest % 2 else x[..., self.order]
 
-    def to_complex(self, x: Tensor) -> Tensor:
-        """Return arranged ``(..., d)`` as planes and unrotated dimensions, ``(..., planes + rest)`` complex128."""
-        count = len(self.turning) + self.rest
-        return torch.complex(x[..., :count].contiguous(), torch.nn.functional.pad(x[..., count:], (0, self.rest)))
+    @staticmethod
+    def to_complex(x: Tensor) -> Tensor:
+        """Return arranged ``(..., 2 · pairs)`` as complex numbers ``(..., pairs)`` complex128, a view of float64."""
+        return torch.view_as_complex(torch.unflatten(x.double(), -1, (-1, 2)))
 
-    def to_real(self, z: Tensor) -> Tensor:
+    @staticmethod
+    def to_real(z: Tensor) -> Tensor:
         """Undo :meth:`to_complex`."""
-        return torch.cat([z.real, z.imag[..., : len(self.turning)]], -1)
+        return torch.view_as_real(z).flatten(-2)
 
     def rotor(self, positions: Tensor) -> Tensor:
-        """Return the complex factors of the rotation, ``(n, planes + rest)`` complex128, without the scaling."""
-        angle = positions.to(self.turning)[:, None] * torch.nn.functional.pad(self.turning, (0, self.rest))
+        """Return the complex factors of the rotation, ``(n, pairs)`` complex128, without the scaling."""
+        angle = positions.to(self.turning)[:, None] * self.angles
         return torch.polar(torch.ones_like(angle), angle)
 
     def by_plane(self, values: Tensor) -> Tensor:
-        """Return sums over each plane's dimensions of arranged values ``(..., d)``, ``(..., count)``."""
-        turned = len(self.turning)
-        planes = values[..., :turned] + values[..., turned + self.rest :]
-        rest = values[..., turned : turned + self.rest]
-        return torch.cat([planes, rest.sum(-1, keepdim=True)], -1) if self.rest else planes
+        """Return sums over each plane's dimensions of arranged values ``(..., 2 · pairs)``, ``(..., count)``."""
+        return self._joined(torch.unflatten(values, -1, (-1, 2)).sum(-1))
 
     def size(self, z: Tensor) -> Tensor:
-        """Return the length of ``z`` ``(..., planes + rest)`` in each plane, ``(..., count)``."""
-        size = z.abs()
-        turned, rest = size[..., : len(self.turning)], size[..., len(self.turning) :]
-        return torch.cat([turned, rest.square().sum(-1, keepdim=True).sqrt()], -1) if self.rest else size
+        """Return the length of ``z`` ``(..., pairs)`` in each plane, ``(..., count)``."""
+        return self._joined(z.abs().square_()).sqrt_() if self.rest else z.abs()
 
     def spread(self, values: Tensor) -> Tensor:
-        """Repeat values by plane ``(..., count)`` for each complex dimension, ``(..., planes + rest)``."""
+        """Repeat values by plane ``(..., count)`` for each complex dimension, ``(..., pairs)``."""
         if not self.rest:
             return values
-        return torch.cat([values[..., :-1], values[..., -1:].expand(*values.shape[:-1], self.rest)], -1)
+        pairs = (self.rest + 1) // 2
+        return torch.cat([values[..., :-1], values[..., -1:].expand(*values.shape[:-1], pairs)], -1)
+
+    def _joined(self, values: Tensor) -> Tensor:
+        """Return ``values`` ``(..., pairs)`` with those of the unrotated dimensions added up, ``(..., count)``."""
+        turned = len(self.turning)
+        if not self.rest:
+            return values
+        return torch.cat([values[..., :turned], values[..., turned:].sum(-1, keepdim=True)], -1)
 
 
 @dataclass(frozen=True)
@@ -191,15 +208,16 @@ def plane_stats(
 
 @dataclass(frozen=True)
 class _Heads:
-    """Some key heads and the query heads that read them, with arranged dimensions.
+    """Some key heads and the query heads that read them, with arranged dimensions, in chunks of tokens.
 
     Attributes:
-        q: Rotated queries, ``(kv_heads, groups, n, d)`` float64.
-        k: Rotated keys, ``(kv_heads, n, d)`` float64.
-        z_q: Queries before rotation, ``(kv_heads, groups, n, planes + rest)`` complex128.
-        z_k: Keys before rotation, ``(kv_heads, n, planes + rest)`` complex128.
-        rotor: The rotation of every token, ``(n, planes + rest)`` complex128.
-        sums: Sums of the logits.
+        q: Rotated queries, ``(chunks, kv_heads, groups, size, d)`` float64.
+        k: Rotated keys, ``(chunks, kv_heads, size, d)`` float64.
+        z_q: Queries before rotation, ``(chunks, kv_heads, groups, size, pairs)`` complex128.
+        z_k: Keys before rotation, ``(chunks, kv_heads, size, pairs)`` complex128.
+        rotor: The rotation of every token, ``(chunks, 1, size, pairs)`` complex128.
+        diagonals: Sums of the logits at each distance, ``(kv_heads, groups, width)``; None if they are not needed.
+        sums: Other sums of the logits.
         planes: The planes.
         band: Pairs of tokens that the sums are over.
     """
@@ -209,6 +227,7 @@ class _Heads:
     z_q: Tensor
     z_k: Tensor
     rotor: Tensor
+    diagonals: Tensor | None
     sums: BandSums
     planes: Planes
     band: Band
@@ -224,48 +243,57 @@ def _by_key_heads(
 ) -> dict[str, Tensor]:
     """Return what functions of key heads return, for all heads; arguments as for :func:`plane_stats`."""
     groups, n, d = rot_q.shape[0] // rot_k.shape[0], *rot_q.shape[1:]
-    band, rotor = Band(n, width, rot_q.device), planes.rotor(positions)
-    back = rotor.conj()
+    band, rotor = Band(n, width, rot_q.device), chunked(planes.rotor(positions)[None], chunk_size(n, d))
+    back = rotor.conj().resolve_conj()
     # Key heads per batch: few on a CPU, where caches are small.
     step = max(1, _ENTRIES.get(rot_q.device.type, 2**20) // (groups * n * d))
     by_key = torch.unflatten(rot_q, 0, (-1, groups))
     pieces: list[dict[str, Tensor]] = []
     for heads in (slice(h, h + step) for h in range(0, len(rot_k), step)):
-        q, k = planes.arrange(by_key[heads]), planes.arrange(rot_k[heads])
-        z_q, z_k = planes.to_complex(q) * back, planes.to_complex(k) * back
-        of_heads = _Heads(q, k, z_q, z_k, rotor, band_sums(q, k, width), planes, band)
+        q, k = (chunked(planes.arrange(x[heads]), chunk_size(n, d)) for x in (by_key, rot_k))
+        z_q, z_k = planes.to_complex(q) * back[:, None], planes.to_complex(k) * back
+        diagonals = None
+        if _bounds in functions:
+            double_q, double_k = (x[heads].double().contiguous() for x in (by_key, rot_k))
+            diagonals = diagonal_sums(double_q, double_k, width)
+        of_heads = _Heads(q, k, z_q, z_k, rotor, diagonals, band_sums(q, k, band), planes, band)
         pieces.append({name: x for function in functions for name, x in function(of_heads).items()})
     return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _statistics(values: Mapping[str, Tensor], planes: Planes, width: int) -> PlaneStats:
-    return PlaneStats(**values, period=planes.period, slow=planes.period > width)
+    period = planes.period
+    by_plane = {field.name: values[field.name] for field in fields(PlaneStats) if field.name in values}
+    return PlaneStats(**by_plane, period=period, slow=period > width)
 
 
 def _of_planes(heads: _Heads) -> dict[str, Tensor]:
     """Return statistics of every plane, ``(heads, planes)`` each."""
-    planes, sums, groups = heads.planes, heads.sums, heads.q.shape[1]
-    totals = band_totals(heads.q, heads.k, heads.band.width)
+    planes, sums, groups = heads.planes, heads.sums, heads.q.shape[2]
+    totals = band_totals(heads.q, heads.k, heads.band)
     covariance = sums.products - totals * totals.sum(-1, keepdim=True) / heads.band.pairs
     variance = covariance.sum(-1, keepdim=True)
     share = torch.where(sums.varies(variance[..., 0])[..., None], planes.by_plane(covariance) / variance, torch.nan)
-    of_q = _phases(heads.z_q.flatten(0, 1), planes)
-    of_k = {name: x.repeat_interleave(groups, 0) for name, x in _phases(heads.z_k, planes).items()}
+    of_q = _phases(heads.z_q, planes, heads.band.n)
+    of_k = {name: x[:, None].expand(-1, groups, -1) for name, x in _phases(heads.z_k, planes, heads.band.n).items()}
     phases = {
         f"{which}_{name}": x for which, statistics in (("q", of_q), ("k", of_k)) for name, x in statistics.items()
     }
-    return phases | {"share": share.flatten(0, 1)}
+    return {name: x.flatten(0, 1) for name, x in (phases | {"share": share}).items()}
 
 
-def _phases(z: Tensor, planes: Planes) -> dict[str, Tensor]:
-    """Return size, concentration, alignment and direction of unrotated ``z`` ``(heads, n, planes + rest)`` by plane."""
-    size = planes.size(z)  # (heads, n, count)
-    mean_size = size.mean(1)
+def _phases(z: Tensor, planes: Planes, n: int) -> dict[str, Tensor]:
+    """Return size, concentration, alignment and direction by plane of n tokens before rotation, ``(..., count)``.
+
+    ``z`` is ``(chunks, ..., size, pairs)``, zero after the text.
+    """
+    size = planes.size(z)
+    mean_size = size.sum((0, -2)) / n
     # A vector of length zero has no direction and contributes none.
-    mean_unit = (z / planes.spread(size.clamp_min(1e-300))).mean(1)
-    alignment = planes.size(z.mean(1)) / mean_size.clamp_min(1e-300)
+    mean_unit = (z / planes.spread(size.clamp_min_(1e-300))).sum((0, -2)) / n
+    alignment = planes.size(z.sum((0, -2)) / n) / mean_size.clamp_min(1e-300)
     turned = len(planes.turning)
-    direction = torch.nn.functional.pad(mean_unit[:, :turned].angle(), (0, planes.count - turned), value=torch.nan)
+    direction = pad(mean_unit[..., :turned].angle(), (0, planes.count - turned), value=torch.nan)
     scale = torch.ones(planes.count, dtype=torch.float64, device=z.device)
     scale[:turned] = planes.scaling
     return {
@@ -319,30 +347,34 @@ def residual_bound(rot_q: Tensor, rot_k: Tensor, planes: Planes, *, window: int 
     width = _check(rot_q, rot_k, window)
     # The origin of positions only rotates the means: the deviations after rotation stay the same.
     positions = torch.arange(rot_q.shape[1], device=rot_q.device)
-    return ResidualBound(**_by_key_heads(rot_q, rot_k, planes, positions, width, _bounds))
+    return _bound_of(_by_key_heads(rot_q, rot_k, planes, positions, width, _bounds))
+
+
+def _bound_of(values: Mapping[str, Tensor]) -> ResidualBound:
+    return ResidualBound(**{field.name: values[field.name] for field in fields(ResidualBound)})
 
 
 def _bounds(heads: _Heads) -> dict[str, Tensor]:
-    """Return the fields of :class:`ResidualBound`, ``(heads,)`` each."""
+    """Return the fields of :class:`ResidualBound` and the residual share itself, ``(heads,)`` each."""
     q, k, planes, rotor, band, logits = heads.q, heads.k, heads.planes, heads.rotor, heads.band, heads.sums
     # Means weighted by the number of pairs of each token: any means give a bound, these a tighter one.
-    _, by_query, by_key = band.unpack(band.counts)
-    mean_q = _weighted_mean(heads.z_q, by_query)  # (kv_heads, groups, planes + rest)
-    mean_k = _weighted_mean(heads.z_k, by_key)  # (kv_heads, planes + rest)
-    turned_q = planes.to_real(mean_q[..., None, :] * rotor)
-    turned_k = planes.to_real(mean_k[..., None, :] * rotor)
+    by_distance, by_query, by_key = band.unpack(band.counts)
+    mean_q = _weighted_mean(heads.z_q, by_query)  # (kv_heads, groups, pairs)
+    mean_k = _weighted_mean(heads.z_k, by_key)  # (kv_heads, pairs)
+    turned_q = planes.to_real((mean_q[..., None, :] * rotor[:, None]).contiguous())
+    turned_k = planes.to_real((mean_k[..., None, :] * rotor).contiguous())
     rest_q, rest_k = q - turned_q, k - turned_k
 
     # Query deviations times mean key: the mean of each row is a query term.
-    sums = band_sums(rest_q, turned_k, band.width, by_dimension=False)
+    sums = band_sums(rest_q, turned_k, band, by_dimension=False)
     b = sums.rows / by_query
     turning_q = sums.squares - (sums.rows * b).sum(-1)
     # Key deviations times mean query: the mean of each column is a key term.
-    sums = band_sums(turned_q, rest_k, band.width, by_dimension=False)
+    sums = band_sums(turned_q, rest_k, band, by_dimension=False)
     c = sums.columns / by_key
     turning_k = sums.squares - (sums.columns * c).sum(-1)
     # Deviations times deviations: row means, then column means of the remainder.
-    sums = band_sums(rest_q, rest_k, band.width, by_dimension=False)
+    sums = band_sums(rest_q, rest_k, band, by_dimension=False)
     b_content = sums.rows / by_query
     explained = band.normal(band.pack(b.new_zeros(*b.shape[:2], band.width), b_content, torch.zeros_like(b)))
     left = sums.columns - band.unpack(explained)[2]
@@ -353,22 +385,33 @@ def _bounds(heads: _Heads) -> dict[str, Tensor]:
     means, turns = mean_q * mean_k[:, None].conj(), planes.rotor(torch.arange(band.width, device=q.device))
     a = means.real @ turns.real.mT - means.imag @ turns.imag.mT
     candidate = band.pack(a, b + b_content, c + c_content)
-    margins = band.pack(diagonal_sums(q, k, band.width), logits.rows, logits.columns)
+    assert heads.diagonals is not None
+    margins = band.pack(heads.diagonals, logits.rows, logits.columns)
     image = band.normal(candidate)
     errors = logits.squares - (candidate * (2 * margins - image)).sum(-1)
     # The remainder's mean at each distance belongs to the distance curve.
-    left_over = band.unpack(margins - image)[0]
-    errors = errors - (left_over.square() / band.unpack(band.counts)[0]).sum(-1)
+    left_over = margins - image
+    least = errors - (band.unpack(left_over)[0].square() / by_distance).sum(-1)
     tss = logits.squares - logits.rows.sum(-1).square() / band.pairs
-    squares = torch.stack([errors, turning_q, turning_k, content])
+    squares = torch.stack([least, turning_q, turning_k, content])
     shares = torch.where(logits.varies(tss), squares.clamp_min(0) / tss.clamp_min(1e-300), torch.nan).flatten(1)
-    return {"bound": shares[0].clamp_max(1), "turning_q": shares[1], "turning_k": shares[2], "content": shares[3]}
+    # The best fit follows from the sums of what the candidate leaves.
+    of_rest = Margins(band, left_over.flatten(0, 1), errors.flatten())
+    fit = fit_margins(of_rest, candidate.flatten(0, 1), method="linear")
+    return {
+        "bound": shares[0].clamp_max(1),
+        "turning_q": shares[1],
+        "turning_k": shares[2],
+        "content": shares[3],
+        "actual": 1 - fit.r.square(),
+    }
 
 
 def _weighted_mean(z: Tensor, weight: Tensor) -> Tensor:
-    """Return the mean over tokens of ``z`` ``(..., n, planes)`` with ``weight`` ``(n,)``."""
-    parts = (weight / weight.sum()) @ torch.view_as_real(z.resolve_conj()).flatten(-2)
-    return torch.view_as_complex(parts.view(*parts.shape[:-1], -1, 2))
+    """Return the mean over tokens of ``z`` ``(chunks, ..., size, pairs)`` with ``weight`` ``(n,)``."""
+    of_chunks = chunked((weight / weight.sum())[:, None], z.shape[-2]).mT  # (chunks, 1, size)
+    parts = of_chunks.view(len(z), *[1] * (z.ndim - 3), 1, -1) @ Planes.to_real(z)
+    return Planes.to_complex(parts.sum(0)[..., 0, :])
 
 
 @lru_cache(maxsize=16)
@@ -405,17 +448,12 @@ def layer_scores(attention: LayerAttention, config: PlanesConfig) -> list[Scores
     """
     merged = attention.merged
     planes, positions, width = _layout(merged)
-    rot_q, rot_k = merged.rot_q[0], merged.rot_k[0]
     functions = (_bounds,) if merged.rotation is None else (_bounds, _of_planes)
-    values = _by_key_heads(rot_q, rot_k, planes, positions, width, *functions)
-    bound = ResidualBound(**{field.name: values.pop(field.name) for field in fields(ResidualBound)})
-    fit = fit_axes(rot_q.double(), rot_k.double(), window=None if width == merged.n else width, check=False)
+    values = _by_key_heads(merged.rot_q[0], merged.rot_k[0], planes, positions, width, *functions)
     heads = {
-        "residual_bound": bound.bound,
-        "residual_share": 1 - fit.r.square(),
-        "turning_q": bound.turning_q,
-        "turning_k": bound.turning_k,
-        "content": bound.content,
+        "residual_bound": values["bound"],
+        "residual_share": values["actual"],
+        **{name: values[name] for name in ("turning_q", "turning_k", "content")},
     }
     whole: dict[str, float | Tensor] = {}
     curves: dict[str, Column] = {}
@@ -461,64 +499,66 @@ class BandSums:
         return tss > 1e-12 * self.reach.clamp_min(1e-300)
 
 
-def band_sums(q: Tensor, k: Tensor, width: int, *, by_dimension: bool = True) -> BandSums:
+def _tokens(x: Tensor, n: int) -> Tensor:
+    """Return the n tokens of chunks ``(chunks, ..., size, d)``, ``(..., n, d)``."""
+    return x.movedim(0, -3).flatten(-3, -2)[..., :n, :]
+
+
+def band_sums(q: Tensor, k: Tensor, band: Band, *, by_dimension: bool = True) -> BandSums:
     """Return sums of ``q_i · k_j`` for heads that share a key head, in time O(n d²) and memory O(n d).
 
     Args:
-        q: ``(..., heads, n, d)`` float64.
-        k: ``(..., n, d)`` float64, shared by the heads.
-        width: Number of distances.
+        q: Chunks of queries, ``(chunks, ..., heads, size, d)`` float64.
+        k: Chunks of keys, ``(chunks, ..., size, d)``, shared by the heads.
+        band: Pairs of tokens.
         by_dimension: Whether to return the products of each dimension; else their sum, in less time.
     """
-    n = k.shape[-2]
-    whole = _triangle(q, k, by_dimension)
+    n, width = band.n, band.width
+    whole = _triangle(q, k, n, by_dimension)
     if width >= n:
         return whole
     # A band is the triangle minus the smaller triangle of the far pairs.
-    far = _triangle(q[..., width:, :], k[..., : n - width, :], by_dimension)
+    size = chunk_size(n - width, q.shape[-1])
+    far_q, far_k = _tokens(q, n)[..., width:, :], _tokens(k, n)[..., : n - width, :]
+    far = _triangle(chunked(far_q, size), chunked(far_k, size), n - width, by_dimension)
     whole.rows[..., width:] -= far.rows
     whole.columns[..., : n - width] -= far.columns
     return BandSums(whole.rows, whole.columns, whole.products - far.products, whole.reach)
 
 
-def band_totals(q: Tensor, k: Tensor, width: int) -> Tensor:
+def band_totals(q: Tensor, k: Tensor, band: Band) -> Tensor:
     """Return sums of each dimension's part of the logits, ``(..., heads, d)``; arguments as for :func:`band_sums`."""
-    through = k.cumsum(-2)
-    if width < k.shape[-2]:
+    n, width = band.n, band.width
+    through = _tokens(k, n).cumsum(-2)
+    if width < n:
         through = torch.cat([through[..., :width, :], through[..., width:, :] - through[..., :-width, :]], -2)
-    return (q * through[..., None, :, :]).sum(-2)
+    return (q * chunked(through, q.shape[-2])[..., None, :, :]).sum((0, -2))
 
 
-def _triangle(q: Tensor, k: Tensor, by_dimension: bool) -> BandSums:
-    heads, n, d = q.shape[-3:]
-    lead = k.shape[:-2]
-    size = min(n, max(64, d // 2))  # work inside a chunk grows with it, work between chunks shrinks
-    chunks = -(-n // size)
-    if pad := chunks * size - n:  # padded tokens are zero and do not change the sums
-        q, k = torch.nn.functional.pad(q, (0, 0, 0, pad)), torch.nn.functional.pad(k, (0, 0, 0, pad))
-    grouped = (*lead, chunks, heads, size, d)
+def _triangle(q: Tensor, k: Tensor, n: int, by_dimension: bool) -> BandSums:
+    """Return the sums over the triangle of n tokens, of chunks as for :func:`band_sums`."""
+    chunks, *lead, heads, size, d = q.shape
     # Heads that share keys are adjacent, so that no product repeats its keys.
-    q = q.view(*lead, heads, chunks, size, d).transpose(-4, -3).reshape(*lead, chunks, heads * size, d)
-    k = k.reshape(*lead, chunks, size, d)
-    inside = (q @ k.mT).view(*grouped[:-1], size).tril_()
-    key_sums = k.sum(-2)
-    before = key_sums.cumsum(-2) - key_sums  # (..., chunks, d): keys of earlier chunks
-    query_sums = q.view(grouped).sum(-2)
-    after = query_sums.sum(-3, keepdim=True) - query_sums.cumsum(-3)  # (..., chunks, heads, d): queries of later chunks
-    gram = k.mT @ k
-    gram = gram.cumsum(-3) - gram  # (..., chunks, d, d)
-    rows = inside.sum(-1) + (q @ before[..., None]).view(grouped[:-1])
+    flat, grams = q.view(-1, heads * size, d), k.mT @ k
+    grams = grams.cumsum(0)[:-1].view(-1, d, d)  # of all chunks before the second one, the third, …
+    later = flat[len(flat) - len(grams) :]
+    inside = (flat @ k.view(-1, size, d).mT).view(*q.shape[:-1], size).tril_()
+    key_sums, query_sums = k.sum(-2), q.sum(-2)
+    before = key_sums.cumsum(0) - key_sums  # (chunks, ..., d): keys of earlier chunks
+    after = query_sums.sum(0) - query_sums.cumsum(0)  # (chunks, ..., heads, d): queries of later chunks
+    rows = inside.sum(-1) + (flat @ before.view(-1, d, 1)).view(q.shape[:-1])
     columns = inside.sum(-2) + after @ k.mT
-    parts = q @ gram
     if by_dimension:
-        parts += inside.view(*q.shape[:-1], size) @ k
-        products = parts.mul_(q).view(grouped).sum((-4, -2))
+        parts = inside.view(len(flat), -1, size) @ k.view(-1, size, d)
+        parts[len(flat) - len(grams) :].baddbmm_(later, grams)
+        products = parts.mul_(flat).view(q.shape).sum((0, -2))
     else:
-        within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square()
-        products = (within + parts.mul_(q).view(grouped).sum((-1, -2))).sum(-2)[..., None]
+        between = (later @ grams).mul_(later).view(chunks - 1, *lead, heads, size * d).sum((0, -1))
+        within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square().sum(0)
+        products = (within + between)[..., None]
     return BandSums(
-        rows=rows.transpose(-3, -2).flatten(-2)[..., :n],
-        columns=columns.transpose(-3, -2).flatten(-2)[..., :n],
+        rows=_tokens(rows[..., None], n)[..., 0],
+        columns=_tokens(columns[..., None], n)[..., 0],
         products=products,
         reach=products.sum(-1),
     )

@@ -37,8 +37,11 @@ from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.split import LEAST_DOCUMENTS, SplitConfig
 from wherewhat.measures.split.statistics import Estimate, Others, PositionSums, check_vectors, jackknife_error
-from wherewhat.measures.tensors import check_single_text, defined
+from wherewhat.measures.tensors import check_single_text, chunk_size, chunked, defined
 from wherewhat.scores import Column, Scores, on_cpu, without
+
+_ROWS = 128
+"""Rows of logits that a fit computes at a time: later keys are left out."""
 
 _ENTRIES = {"cpu": 2**18, "cuda": 2**26}
 """Entries of queries processed at a time: limited by caches on a CPU, by memory on a GPU."""
@@ -79,7 +82,6 @@ class LogitSums:
     def __init__(self, *, window: int | None = None) -> None:
         """Start with no documents; only distances below ``window`` are used."""
         self._window = window
-        self._squares = partial(squares, window=window)
         self._terms: list[Tensor] = []  # pc, cp, cc, and with means pp, pc, cp, (some documents, 6, heads)
         self._whole: list[Tensor] = []  # all logits, their three axes, their distance curve, (some documents, 3, heads)
         self._position: list[Tensor] = []  # the same of position · position, without the document
@@ -93,26 +95,28 @@ class LogitSums:
             others: Position parts of queries and keys estimated from the other documents, after rotation.
             flat: Means of these over positions, after rotation.
         """
-        documents = len(q)
+        documents, d = len(q), q.shape[-1]
         # Heads of all documents are one dimension.
-        q, k, flat_q, flat_k = (x.flatten(0, 1).double() for x in (q, k, *flat))
-        of_q, of_k = (Others(x.mean.flatten(0, 1), x.noise.flatten(0, 1)) for x in others)
-        content_q, content_k = Others(q - of_q.mean, -of_q.noise), Others(k - of_k.mean, -of_k.noise)
+        q, k, of_q, of_k, flat_q, flat_k = (
+            x.double().flatten(0, 1) for x in (q, k, others[0].parts, others[1].parts, *flat)
+        )
+        content_q, content_k = _rest(q, of_q), _rest(k, of_k)
         # The real part of the square of a complex product is the square of its real part minus that of the imaginary.
-        both_q, both_content_q = (torch.cat([x.mean, x.noise], -1) for x in (of_q, content_q))
-        real, imaginary = _complex(of_k)
+        position, content = _complex(of_k), _complex(content_k)
+        in_chunks = partial(_Queries, kv_heads=len(k), window=self._window)
+        by_position, by_content, by_mean = in_chunks(of_q), in_chunks(content_q), in_chunks(flat_q)
         terms = [
-            self._squares(both_q, *_complex(content_k)),
-            self._squares(both_content_q, real, imaginary),
-            self._squares(both_content_q, *_complex(content_k)),
-            self._squares(flat_q, flat_k),
-            self._squares(flat_q, content_k.mean, content_k.noise),
-            self._squares(content_q.mean, flat_k) - self._squares(content_q.noise, flat_k),
+            by_position.squares(*content),
+            by_content.squares(*position),
+            by_content.squares(*content),
+            by_mean.squares(flat_k),
+            by_mean.squares(content_k[..., :d], content_k[..., d:]),
+            by_content.squares(flat_k) - by_content.squares(flat_k, first=d),
         ]
         for sums, values in (
             (self._terms, torch.stack(terms)),
             (self._whole, self._explained(q, k)),
-            (self._position, self._explained(both_q, real) - self._explained(both_q, imaginary)),
+            (self._position, self._explained(of_q, position[0]) - self._explained(of_q, position[1])),
         ):
             sums.append(torch.unflatten(values, -1, (documents, -1)).transpose(0, 1))
 
@@ -147,7 +151,7 @@ class LogitSums:
 
     def _explained(self, q: Tensor, k: Tensor) -> Tensor:
         """Return centred squares of the logits, of their three-axis fit and of their distance curve, ``(3, heads)``."""
-        fit = fit_axes(q, k, window=self._window, check=False)
+        fit = fit_axes(q, k, window=self._window, block=_ROWS, check=False)
         squares = torch.stack([fit.tss, fit.tss - fit.sse, fit.tss * fit.r_subset["a"].square()])
         return torch.where(fit.r.isnan(), 0.0, squares)  # the squares of constant logits are rounding
 
@@ -165,13 +169,8 @@ def logit_split(q: Tensor, k: Tensor, *, window: int | None = None) -> LogitSpli
     sums_q.add(q)
     sums_k.add(k)
     others = sums_q.compare(q), sums_k.compare(k)
-    logits.add(q, k, others, (flattened(others[0].mean), flattened(others[1].mean)))
+    logits.add(q, k, others, (others[0].flat.expand_as(q), others[1].flat.expand_as(k)))
     return logits.split()
-
-
-def flattened(x: Tensor) -> Tensor:
-    """Return ``(..., n, d)`` with its mean over positions at every position."""
-    return x.mean(-2, keepdim=True).expand_as(x)
 
 
 def squares(q: Tensor, *keys: Tensor, window: int | None = None) -> Tensor:
@@ -182,64 +181,101 @@ def squares(q: Tensor, *keys: Tensor, window: int | None = None) -> Tensor:
         keys: ``(kv_heads, n, d)``; the squares of a second tensor are subtracted from those of the first.
         window: Only distances below this.
     """
-    (heads, n, d), kv_heads = q.shape, len(keys[0])
-    groups, width = heads // kv_heads, min(n, window or n)
-    step = max(1, _ENTRIES.get(q.device.type, 2**20) // (groups * n * d))
-    parts: list[Tensor] = []
-    for start in range(0, kv_heads, step):
-        some = torch.unflatten(q[start * groups : (start + step) * groups].double(), 0, (-1, groups))
-        chosen = [k[start : start + step].double().contiguous() for k in keys]
-        sums = _triangle_sums(some, chosen)
-        if width < n:
-            # A band is the triangle minus the smaller triangle of the far pairs.
-            sums = sums - _triangle_sums(some[:, :, width:], [k[:, : n - width] for k in chosen])
-        parts.append(sums.flatten(1))
-    total = torch.cat(parts, -1)
-    # In float64 the cancellation of the means' squares leaves ten digits or more.
-    means = total[1:].square() / Band(n, width, q.device).pairs
-    around = total[0] - means[0]
-    return around.clamp_min(0) if len(keys) == 1 else around + means[1]
+    return _Queries(q, kv_heads=len(keys[0]), window=window).squares(*keys)
 
 
-def _triangle_sums(q: Tensor, keys: Sequence[Tensor]) -> Tensor:
+class _Queries:
+    """Queries in chunks of tokens, which sums with several keys share.
+
+    Args:
+        q: ``(heads, n, d)``.
+        kv_heads: Number of key heads.
+        window: Only distances below this.
+    """
+
+    def __init__(self, q: Tensor, *, kv_heads: int, window: int | None) -> None:
+        heads, n, d = q.shape
+        self._n, self._width = n, min(n, window or n)
+        groups = heads // kv_heads
+        self._step = max(1, _ENTRIES.get(q.device.type, 2**20) // (groups * n * d))
+        by_key = torch.unflatten(q, 0, (-1, groups))
+        parts = [by_key[start : start + self._step] for start in range(0, kv_heads, self._step)]
+        self._whole = [_in_chunks(x) for x in parts]
+        # A band is the triangle minus the smaller triangle of the far pairs.
+        w = self._width
+        self._far = [_in_chunks(x[:, :, w:]) for x in parts] if w < n else []
+
+    def squares(self, *keys: Tensor, first: int = 0) -> Tensor:
+        """Return the sum of squares around the mean, ``(heads,)``, as :func:`squares` does.
+
+        With as many dimensions as the keys ``(kv_heads, n, d)`` have, from ``first`` on.
+        """
+        own = slice(first, first + keys[0].shape[-1])
+        parts: list[Tensor] = []
+        for number, whole in enumerate(self._whole):
+            chosen = [k[number * self._step : (number + 1) * self._step] for k in keys]
+            sums = _triangle_sums(whole, chosen, own)
+            if self._far:
+                far = [k[:, : self._n - self._width] for k in chosen]
+                sums = sums - _triangle_sums(self._far[number], far, own)
+            parts.append(sums.flatten(1))
+        total = torch.cat(parts, -1)
+        # In float64 the cancellation of the means' squares leaves ten digits or more.
+        means = total[1:].square() / Band(self._n, self._width, total.device).pairs
+        around = total[0] - means[0]
+        return around.clamp_min(0) if len(keys) == 1 else around + means[1]
+
+
+def _in_chunks(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``(kv_heads, groups, n, d)`` in chunks of tokens, and their sums ``(chunks, kv_heads, groups, d)``."""
+    chunks = chunked(q, chunk_size(*q.shape[-2:]))
+    return chunks, chunks.sum(-2)
+
+
+def _triangle_sums(queries: tuple[Tensor, Tensor], keys: Sequence[Tensor], own: slice) -> Tensor:
     """Return sums over the causal triangle of the squares of ``q_i · k_j`` and of the products themselves.
 
-    For ``q`` ``(kv_heads, groups, n, d)`` and ``keys`` ``(kv_heads, n, d)``: ``(1 + keys, kv_heads, groups)``, first
-    the squares of the first keys minus those of the others.
+    For some dimensions of what :func:`_in_chunks` returns and ``keys`` ``(kv_heads, n, d)``:
+    ``(1 + keys, kv_heads, groups)``, first the squares of the first keys minus those of the second.
     """
-    kv_heads, groups, n, d = q.shape
-    size = min(n, max(64, d // 2))
-    chunks, whole = -(-n // size), n // size
-    # Heads that share keys are adjacent, so that no product repeats its keys. Zeros after the text change no sum.
-    chunked = q.new_empty(kv_heads, chunks, groups, size, d)
-    by_chunk = torch.unflatten(q[:, :, : whole * size], 2, (whole, size))
-    chunked[:, :whole].copy_(by_chunk.transpose(1, 2))
-    chunked[:, whole:, :, : n - whole * size] = q[:, None, :, whole * size :]
-    chunked[:, whole:, :, n - whole * size :] = 0
-    of_queries = chunked.sum(-2)
-    q = chunked.view(kv_heads, chunks, groups * size, d)
+    q, of_queries = (x[..., own] for x in queries)
+    chunks, kv_heads, groups, size, d = q.shape
+    # Heads that share keys are adjacent, so that no product repeats its keys.
+    flat = q.flatten(2, 3).flatten(0, 1)
     gram: Tensor | None = None
     squares: Tensor | None = None
     sums: list[Tensor] = []
-    for k in keys:
-        k = torch.nn.functional.pad(k, (0, 0, 0, chunks * size - n)).view(kv_heads, chunks, size, d)
-        inside = (q @ k.mT).view(kv_heads, chunks, groups, size, size).tril_()
-        within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square().sum(1)
-        products = k.mT @ k
+    for key in keys:
+        k = chunked(key, size)
+        here = k.flatten(0, 1)
+        inside = (flat @ here.mT).view(*q.shape[:-1], size).tril_()
+        within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square().sum(0)
         squares = within if squares is None else squares - within
-        gram = products if gram is None else gram.sub_(products)
-        before = k.sum(-2).cumsum(1) - k.sum(-2)  # (kv_heads, chunks, d): keys of earlier chunks
-        sums.append((inside.sum((-1, -2)) + (of_queries @ before[..., None])[..., 0]).sum(1))
+        gram = here.mT @ here if gram is None else gram.baddbmm_(here.mT, here, alpha=-1)
+        before = k.sum(-2).cumsum(0) - k.sum(-2)  # (chunks, kv_heads, d): keys of earlier chunks
+        sums.append((inside.sum((-1, -2)) + (of_queries @ before[..., None])[..., 0]).sum(0))
     assert gram is not None
     assert squares is not None
-    gram = gram.cumsum(1).sub_(gram)  # of the keys of earlier chunks
-    squares = squares + (q @ gram).mul_(q).view(chunked.shape).sum((-1, -2)).sum(1)
-    return torch.stack([squares, *sums])
+    earlier = gram.view(chunks, kv_heads, d, d).cumsum(0)[:-1].flatten(0, 1)  # of all chunks before the second one, …
+    later = flat[kv_heads:]
+    between = (later @ earlier).mul_(later).view(chunks - 1, kv_heads, groups, size * d).sum((0, -1))
+    return torch.stack([squares + between, *sums])
 
 
-def _complex(y: Others) -> tuple[Tensor, Tensor]:
-    """Return keys whose products with ``(mean, noise)`` of queries are real and imaginary parts of complex products."""
-    return torch.cat([y.mean, -y.noise], -1), torch.cat([y.noise, y.mean], -1)
+def _rest(x: Tensor, parts: Tensor) -> Tensor:
+    """Return vectors ``(heads, n, d)`` minus complex parts ``(heads, n, 2 · d)``, real and imaginary side by side."""
+    rest = parts.neg()
+    rest[..., : x.shape[-1]] += x
+    return rest
+
+
+def _complex(parts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys whose products with those of queries are real and imaginary parts of complex products.
+
+    Arguments are complex vectors ``(..., 2 · d)``, real and imaginary parts side by side.
+    """
+    mean, noise = parts.chunk(2, -1)
+    return torch.cat([mean, -noise], -1), torch.cat([noise, mean], -1)
 
 
 def _positive(x: Tensor) -> Tensor:
@@ -272,22 +308,19 @@ class LayerSplit:
 
     def second(self, attention: LayerAttention) -> None:
         """Add the same documents in the second pass, when the position parts are known."""
-        of_q = self._q.compare(attention.q[:, :, self._skip :])
-        of_k = self._k.compare(attention.k[:, :, self._skip :])
+        rot_q, rot_k = attention.rot_q[:, :, self._skip :], attention.rot_k[:, :, self._skip :]
         if self._logits is None:
             self._logits = LogitSums(window=band_width(attention.text(0)))
         positions = attention.positions.reshape(-1, attention.m)[0, self._skip :]
 
         def rotated(x: Tensor) -> Tensor:
-            """Rotate vectors ``(..., n, d)`` as the layer does; rotation is linear, so parts rotate separately."""
+            """Rotate vectors ``(..., n, d)`` as the layer does."""
             return x if attention.rotation is None else attention.rotation.rotate(x, positions)
 
-        self._logits.add(
-            attention.rot_q[:, :, self._skip :],
-            attention.rot_k[:, :, self._skip :],
-            (Others(rotated(of_q.mean), rotated(of_q.noise)), Others(rotated(of_k.mean), rotated(of_k.noise))),
-            (rotated(flattened(of_q.mean)), rotated(flattened(of_k.mean))),
-        )
+        of_q = self._q.compare(attention.q[:, :, self._skip :], rot_q, rotated)
+        of_k = self._k.compare(attention.k[:, :, self._skip :], rot_k, rotated)
+        flat = rotated(of_q.flat.expand_as(rot_q)), rotated(of_k.flat.expand_as(rot_k))
+        self._logits.add(rot_q, rot_k, (of_q, of_k), flat)
 
     def scores(self, layer: int) -> Scores:
         """Return the layer's scores, with the estimates without each document as curves."""

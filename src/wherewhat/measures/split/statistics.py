@@ -19,6 +19,7 @@ Quantities that are not quadratic in the mean, such as logits, need another corr
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -83,12 +84,22 @@ class Others:
     of the contents cancel, and the expectation of its real part is that of the true position parts.
 
     Attributes:
-        mean: Real part, ``(documents, heads, n, d)``.
-        noise: Imaginary part, ``(documents, heads, n, d)``.
+        parts: Real and imaginary part side by side, ``(documents, heads, n, 2 · d)``.
+        flat: Mean of the real part over positions, before rotation, ``(documents, heads, 1, d)``.
     """
 
-    mean: Tensor
-    noise: Tensor
+    parts: Tensor
+    flat: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Real part, ``(documents, heads, n, d)``, a view."""
+        return self.parts[..., : self.flat.shape[-1]]
+
+    @property
+    def noise(self) -> Tensor:
+        """Imaginary part, ``(documents, heads, n, d)``, a view."""
+        return self.parts[..., self.flat.shape[-1] :]
 
 
 class PositionSums:
@@ -121,25 +132,36 @@ class PositionSums:
         self._total = total if self._total is None else self._total + total
         self._noise = noise if self._noise is None else self._noise + noise
         self._means.append(mean)
-        self._squares.append((x - mean[:, :, None]).square_().sum((2, 3)))
+        self._squares.append(torch.linalg.vector_norm(x - mean[:, :, None], dim=(2, 3)).square())
 
-    def compare(self, x: Tensor) -> Others:
+    def compare(
+        self, x: Tensor, turned: Tensor | None = None, turn: Callable[[Tensor], Tensor] = torch.clone
+    ) -> Others:
         """Add vectors of some documents in the second pass; return the position parts of the others for each.
 
         With two documents the noise of the only other one is unknown, and NaN.
+
+        Args:
+            x: The vectors, ``(documents, heads, n, d)``.
+            turned: The same after a rotation; with it, position parts are after the rotation too.
+            turn: That rotation. It is linear, so that sums over documents are rotated, not every document.
         """
         total, noise = self._sums()
-        x = x.double()
         first, rest = _count(self._with_all), self._documents - 1
         means = torch.cat(self._means)
-        centred = total - means.sum(0)[:, None]
-        self._with_all.append(((x - means[first : first + len(x), :, None]) * centred).sum((2, 3)))
+        centred = total - means.sum(0)[:, None]  # its sum over positions is zero
+        self._with_all.append((x * centred).sum((2, 3)))
         weights = self._weights(first, len(x), x.device)[:, None, None, None]
-        others = total - x
         # Without one document the weights neither sum to zero nor have squares that sum to the number.
         left = 1 - weights.square() / rest if rest > 1 else torch.full_like(weights, torch.nan)
-        factor = (rest / (left * self._documents)).sqrt()
-        return Others(others / rest, factor / rest * (noise - weights * x + weights / rest * others))
+        factor = (rest / (left * self._documents)).sqrt() / rest
+        if turned is not None:
+            x, total, noise = turned, turn(total), turn(noise)
+        flat = (means.sum(0) - means[first : first + len(x)]) / rest
+        others = Others(total.new_empty(*x.shape[:-1], 2 * x.shape[-1]), flat[:, :, None])
+        torch.sub(total, x, out=others.mean).div_(rest)
+        others.noise.copy_(noise).addcmul_(others.mean, weights).addcmul_(x.double(), weights, value=-1).mul_(factor)
+        return others
 
     def share(self) -> PositionShare:
         """Return the share of position in the variance, after both passes over all documents."""
