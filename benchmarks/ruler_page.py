@@ -8,6 +8,7 @@ from typing import Any
 
 from nvidia_ruler import NEW_TOKENS, PACKAGE, SEED, SHORTEST_QA, TASKS, VERSION
 from wherewhat.errors import WherewhatError
+from wherewhat.lengths import METHODS
 from wherewhat.measures.statistics import Interval, share_bounds
 
 ABLE = 50.0
@@ -121,8 +122,17 @@ def _model(result: Mapping[str, Any]) -> str:
             other = None if compared is found or compared is None else compared["scores"]
             lines.append("| " + " | ".join([multiple, _named(method), *_summary(found, first, other, able)]) + " |")
     for length, cell in cells:
+        absent = [_named(name) for name in _expected(int(length) > result["trained"]) if name not in cell["methods"]]
+        if absent:
+            lines += ["", f"Not answered at {int(length):,} tokens: {', '.join(absent)}."]
+    for length, cell in cells:
         lines += ["", f"### {result['model']}, {int(length):,} tokens", "", *_tasks(cell, able)]
     return "\n".join([*lines, ""])
+
+
+def _expected(beyond: bool) -> list[str]:
+    """Return the methods that a length is to be answered with, beyond the trained length or within it."""
+    return [*METHODS, "near-far-plan"] if beyond else ["none"]
 
 
 def _summary(

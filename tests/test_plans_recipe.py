@@ -63,7 +63,7 @@ def cells(lines, start):
 
 def test_areas_are_compared_with_the_best_selector_of_each(summary):
     lines = list(summary.section({"smollm2": stored()}))
-    rise, part = cells(lines, "SmolLM2-135M")[:2]
+    cost, rise, part = cells(lines, "SmolLM2-135M")[:3]
     x = (0, *SHARES, 1)
 
     def area(document, height):
@@ -78,12 +78,16 @@ def test_areas_are_compared_with_the_best_selector_of_each(summary):
     assert rise[1] == "rise, nats"
     assert rise[3].startswith("`output`, ")
     assert rise[5:] == ["0, the same choices", "no"]
+    assert cost[1] == "rise plus lost retrieval, nats"
+    assert cost[3].startswith("`ranks`, ")  # which finds more, and by more than its rise is larger
+    assert cost[4:] == ["0, the same choices"] * 2 + ["no"]
     assert part[3].startswith("`ranks`, ")
     assert part[4:] == ["0, the same choices"] * 2 + ["no"]
 
 
 def test_a_clear_loss_is_said(summary):
     assert summary.is_worse("rise", {"low": 0.01, "high": 0.02})
+    assert summary.is_worse("cost", {"low": 0.01, "high": 0.02})
     assert summary.is_worse("part", {"low": -0.02, "high": -0.01})
     one = stored()
     for number, document in enumerate(one["groups"]["outcomes"].values()):
@@ -100,7 +104,7 @@ def test_ready_plans_and_layers(summary):
     assert own[1:3] == ["4 of 8, 50 %", "`ranks`"]
     assert own[5:] == ["4 of 8, 50 %", "0.53 of 2,048 tokens", "15.0 and 6.0 (ratio 2.5)"]
     assert cells(lines, "other")[0][1] == "none reaches the goal"
-    layer = cells(lines, "SmolLM2-135M")[2]
+    layer = cells(lines, "SmolLM2-135M")[3]
     assert layer[1:4] == ["4 of 8, 50 %", "0", "`ranks`"]
     # Minus interleaved: (0.2 - 0.4) × 0.5 × document, and 0.4 of the gain, in all documents.
     assert layer[6].split(" ± ")[0] == "-0.20"

@@ -19,6 +19,7 @@ FOLDER = Path(__file__).resolve().parent
 TITLES = {
     "smollm2": "SmolLM2-135M",
     "gemma-3-270m": "Gemma-3-270M",
+    "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B",
     "tinyllama-1.1b": "TinyLlama-1.1B",
     "stories15m": "stories15M",
     "multihop": "multi-hop models",

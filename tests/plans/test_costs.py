@@ -154,10 +154,12 @@ def test_areas_are_integrals_of_the_curves_paired_by_document():
     assert (found["shares"], found["reference"]) == ([0.25, 0.5], "costs")
     best, other = found["rows"]
     assert (best["selector"], other["selector"]) == ("costs", "ranks")
-    assert best["more_rise"] is best["more_part"] is None
+    assert best["more_rise"] is best["more_cost"] is best["more_part"] is None
     x, rise, part = [0, 0.25, 0.5, 1], [1, 0.3, 0.1, 0], [0, 0.5, 0.8, 1]
     assert other["rise"]["mean"] == pytest.approx(2 * np.trapezoid(rise, x))
     assert other["part"]["mean"] == pytest.approx(np.trapezoid(part, x))
+    lost = [4 * (1 - y) for y in part]
+    assert other["cost"]["mean"] == pytest.approx(2 * np.trapezoid(rise, x) + np.trapezoid(lost, x))
     # The difference is 0.05 times the number of the document: mean 0.1, standard error 0.05 / sqrt(3).
     assert other["more_rise"]["mean"] == pytest.approx(0.1)
     assert other["more_rise"]["high"] == pytest.approx(0.1 + 4.30265 * 0.05 / 3**0.5, abs=1e-5)

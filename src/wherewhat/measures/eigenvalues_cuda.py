@@ -148,7 +148,7 @@ def _reduced(matrices: Tensor) -> tuple[Tensor, Tensor]:
         rest = matrices.new_empty(count, size - steps, size - steps)
         padded = _padded(size)
         _tridiagonal[(count,)](
-            *(matrices, rest, diagonal[:, begin:], beside[:, begin:], size, steps, d), D=padded, num_warps=padded // 8
+            *(matrices, rest, diagonal[:, begin:], beside[:, begin:], size, steps, d), D=padded, num_warps=padded // 16
         )
         matrices = rest
     return diagonal, beside

@@ -327,7 +327,7 @@ def _cells(outcome: Mapping[str, float]) -> dict[tuple[str, float], str]:
 
 
 def outcome_areas(outcomes: Sequence[Mapping[str, float]], *, reference: str | None = None) -> dict[str, Any]:
-    """Return the areas under the curves of rise and found part against the share, with intervals over documents.
+    """Return the areas under the curves of rise, found part and cost against the share, with intervals over documents.
 
     The curves are straight lines between the shares at which all selectors with more than one share were measured, and
     the two ends, where all selectors agree: no unit and all units see the whole text. Since shares go from 0 to 1, an
@@ -339,8 +339,8 @@ def outcome_areas(outcomes: Sequence[Mapping[str, float]], *, reference: str | N
 
     Returns:
         ``shares`` between the ends, ``reference``, and ``rows`` by area of the rise, with ``selector``, ``rise`` in
-        nats, ``part`` (None if a document has hardly any gain), and ``more_rise`` and ``more_part``: the area minus
-        that of the reference on the same document.
+        nats, ``cost`` (rise plus lost retrieval, nats), ``part`` (None if a document has hardly any gain), and
+        ``more_rise``, ``more_cost`` and ``more_part``: the area minus that of the reference on the same document.
     """
     cells = _cells(outcomes[0])
     known: dict[str, set[float]] = {}
@@ -350,7 +350,10 @@ def outcome_areas(outcomes: Sequence[Mapping[str, float]], *, reference: str | N
     shares = sorted(set.intersection(*curves.values())) if curves else []
     reference = reference or next((name for name in ("greedy", "costs") if name in curves), None)
     values: dict[str, Callable[[Mapping[str, float], str], float]] = {
-        "rise": lambda outcome, cell: outcome[f"loss{cell}"] - outcome["loss"]
+        "rise": lambda outcome, cell: outcome[f"loss{cell}"] - outcome["loss"],
+        "cost": lambda outcome, cell: (
+            outcome[f"loss{cell}"] - outcome["loss"] + outcome["found"] - outcome[f"found{cell}"]
+        ),
     }
     if min(outcome["found"] for outcome in outcomes) > LEAST_GAIN:
         values["part"] = lambda outcome, cell: outcome[f"found{cell}"] / outcome["found"]
@@ -363,7 +366,13 @@ def outcome_areas(outcomes: Sequence[Mapping[str, float]], *, reference: str | N
             areas[selector, name] = torch.trapezoid(y, x)
     rows = []
     for selector in curves if shares else ():
-        row: dict[str, Any] = {"selector": selector} | dict.fromkeys(("rise", "part", "more_rise", "more_part"))
+        row: dict[str, Any] = {
+            "selector": selector,
+            "part": None,
+            "more_rise": None,
+            "more_cost": None,
+            "more_part": None,
+        }
         for name in values:
             row[name] = _bounds(areas[selector, name].tolist())
             if reference is not None and selector != reference:
