@@ -187,3 +187,14 @@ def test_units_of_the_documentation_are_those_that_are_stored():
     (unit,) = (column for column in COLUMNS if column.name == "unit")
     stored = {metric.unit for measurement in measurements().values() for metric in measurement.metrics}
     assert set(re.findall(r"`(\w+)`", unit.meaning)) <= stored
+
+
+def test_tables_of_documents_are_joined_without_sorting_their_rows(monkeypatch):
+    """In any order; rows are sorted only where documents share a table."""
+    monkeypatch.setattr("numpy.lexsort", lambda keys: pytest.fail("rows are sorted already"))
+    scores = Scores(layers=[Scores(layer=0, heads={"b": torch.tensor([2.0, 1.0]), "a": torch.tensor([0.0, 1.0])})])
+    checked = scores.checked([stored_metric("*")], of="test")
+    names = ["d10", None, "d9", "d1"]
+    table = join_tables([score_table(checked, SOURCE, name) for name in names])
+    assert table["document"].to_pylist() == [x for name in ("d1", "d10", "d9", None) for x in [name] * 4]
+    assert table["metric"].to_pylist() == ["a", "b"] * 8

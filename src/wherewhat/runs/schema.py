@@ -167,17 +167,35 @@ def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
     import numpy as np
     import pyarrow as pa
 
-    table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    def place(table: pa.Table) -> list[tuple[bool, str]]:
+        return [(name is None, name or "") for name in table["document"].slice(0, 1).to_pylist()]
+
+    # Tables of single documents are sorted, so that together they are in the order of their names.
+    table = pa.concat_tables(sorted(tables, key=place)).unify_dictionaries().combine_chunks()
     keys = [_ranks(table[name].combine_chunks()) for name in KEY_NAMES]
-    order = np.lexsort(keys[::-1])
-    table, keys = table.take(pa.array(order)), [key[order] for key in keys]
-    same = np.logical_and.reduce([key[1:] == key[:-1] for key in keys])
+    same = _ties(keys)
+    if same is None:
+        order = np.lexsort(keys[::-1])
+        table, keys = table.take(pa.array(order)), [key[order] for key in keys]
+        same = _ties(keys)
     if same.any():
         first = table.slice(int(same.argmax()), 1).to_pylist()[0]
         raise StoreError(f"score rows share one key: {', '.join(f'{k}={first[k]!r}' for k in KEY_NAMES)}")
     columns = [column.combine_chunks() for column in table.columns]
     columns = [_in_order(column) if pa.types.is_dictionary(column.type) else column for column in columns]
     return pa.Table.from_arrays(columns, schema=arrow_schema())
+
+
+def _ties(keys: Sequence[Any]) -> Any:
+    """Return for each row but the first whether its keys are those of the row before; None if rows are not sorted."""
+    import numpy as np
+
+    same = np.ones(max(0, len(keys[0]) - 1), bool)
+    for key in keys:
+        if (same & (key[1:] < key[:-1])).any():
+            return None
+        same &= key[1:] == key[:-1]
+    return same
 
 
 def _in_order(column: pa.DictionaryArray) -> pa.DictionaryArray:
