@@ -79,14 +79,12 @@ class Prompt:
         text: The prompt, as RULER writes it: its base template, no chat template.
         references: What the answer should contain.
         tokens: Tokens of the prompt, those that the tokenizer puts in front included.
-        digest: Hash of its token ids.
     """
 
     index: int
     text: str
     references: tuple[str, ...]
     tokens: int
-    digest: str
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,9 @@ class PromptSet:
         """Read what :meth:`save` wrote, and check that prompt and answer fit."""
         try:
             about, *lines = map(json.loads, lzma.decompress(path.read_bytes()).decode().splitlines())
-            prompts = tuple(Prompt(**line | {"references": tuple(line["references"])}) for line in lines)
+            prompts = tuple(
+                Prompt(line["index"], line["text"], tuple(line["references"]), line["tokens"]) for line in lines
+            )
             loaded = cls(about["task"], about["length"], about["asked"], about["tokenizer"], prompts)
         except (OSError, lzma.LZMAError, ValueError, KeyError, TypeError) as error:
             raise WherewhatError(
@@ -142,11 +142,6 @@ class PromptSet:
             ) from None
         loaded.check_fit()
         return loaded
-
-
-def ids_digest(ids: Sequence[int]) -> str:
-    """Return a short hash of token ids."""
-    return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()[:16]
 
 
 def make_prompts(
@@ -209,7 +204,7 @@ def _prepared(
     for line in lines:
         ids = loaded.tokenize(line["input"])
         references = tuple(line["outputs"])
-        prompts.append(Prompt(line["index"], line["input"], references, len(ids), ids_digest(ids)))
+        prompts.append(Prompt(line["index"], line["input"], references, len(ids)))
     if len(prompts) != samples:
         raise WherewhatError(f"prepare.py of {PACKAGE} wrote {len(prompts)} samples of {task}, not {samples}")
     return tuple(prompts)

@@ -54,7 +54,7 @@ from torch import Tensor
 
 import wherewhat
 from batch_cache import BatchCache, holds_whole_texts
-from nvidia_ruler import PACKAGE, TASKS, VERSION, Prompt, PromptSet, ids_digest, make_all, score_answers, unpacked
+from nvidia_ruler import PACKAGE, TASKS, VERSION, Prompt, PromptSet, make_all, score_answers, unpacked
 from ruler_page import able_tasks, write_page
 from wherewhat.caches.kept_keys import keys_kept
 from wherewhat.caches.plan import Plan
@@ -225,16 +225,20 @@ def _stored(options: argparse.Namespace, trained: int) -> dict[int, list[PromptS
 
 
 def questions(loaded: LoadedModel, stored: PromptSet, samples: int | None = None) -> list[Question]:
-    """Return the samples of a set or the first of them; their token ids must be those that were counted."""
+    """Return the samples of a set or the first of them; as the model reads them, prompt and answer must fit.
+
+    Versions of transformers may split a text otherwise than that with which the prompts were made.
+    """
     found = []
     for prompt in stored.prompts if samples is None else stored.prompts[:samples]:
         ids = tuple(loaded.tokenize(prompt.text))
-        if ids_digest(ids) != prompt.digest:
+        if len(ids) + stored.new_tokens > stored.length:
             raise WherewhatError(
-                f"{loaded.name} reads sample {prompt.index} of {stored.task} as other tokens than when it was made: "
-                "make the prompts with the tokenizer of this model"
+                f"{loaded.name} reads sample {prompt.index} of {stored.task} as {len(ids)} tokens, which with "
+                f"{stored.new_tokens} of the answer exceeds the context of {stored.length}: make the prompts with the "
+                "tokenizer of this model"
             )
-        found.append(Question(stored.task, prompt, ids, stored.new_tokens))
+        found.append(Question(stored.task, replace(prompt, tokens=len(ids)), ids, stored.new_tokens))
     return found
 
 

@@ -64,7 +64,7 @@ def made_set(nvidia, loaded, task, length):
     for index, count in enumerate(LENGTHS[task]):
         text = letters(count, 10 * count + index)
         ids = loaded.tokenize(text)
-        prompts.append(nvidia.Prompt(index, text, ("no answer",), len(ids), nvidia.ids_digest(ids)))
+        prompts.append(nvidia.Prompt(index, text, ("no answer",), len(ids)))
     return nvidia.PromptSet(task, length, length, loaded.tokenizer_hash, tuple(prompts))
 
 
@@ -155,17 +155,23 @@ def test_questions_are_not_generated_where_the_generator_does_not_end(nvidia, sp
         nvidia.make_prompts(speller, "qa_1", 2048, 2, folder=tmp_path, patience=1)
 
 
-def test_other_tokens_than_counted_are_refused(ruler, nvidia, speller):
+def test_a_prompt_that_a_model_reads_as_other_tokens_must_fit(ruler, nvidia, speller):
     made = made_set(nvidia, speller, "vt", 100)
-    other = nvidia.Prompt(**vars(made.prompts[0]) | {"text": "other text"})
-    with pytest.raises(WherewhatError, match="as other tokens than when it was made"):
-        ruler.questions(speller, nvidia.PromptSet("vt", 100, 100, "", (other,)), 1)
+
+    def asked(text):
+        other = nvidia.Prompt(**vars(made.prompts[0]) | {"text": text})
+        return ruler.questions(speller, nvidia.PromptSet("vt", 100, 100, "", (other,)), 1)
+
+    (question,) = asked("other text")
+    assert question.prompt.tokens == len(question.ids) == len(speller.tokenize("other text"))
+    with pytest.raises(WherewhatError, match="of the answer exceeds the context of 100"):
+        asked("x " * 100)
 
 
 def test_batches_need_the_fewest_steps(ruler, nvidia):
     """Brute force over all ways to cut the sorted prompts into batches."""
     counts = [10, 11, 11, 19, 30, 31, 33]
-    some = [ruler.Question("vt", nvidia.Prompt(i, "", (), n, ""), (0,) * n, 4) for i, n in enumerate(counts)]
+    some = [ruler.Question("vt", nvidia.Prompt(i, "", (), n), (0,) * n, 4) for i, n in enumerate(counts)]
 
     def steps(batch):
         return len(batch[-1].ids) - len(batch[0].ids) + 4
@@ -349,7 +355,7 @@ def test_from_prompts_to_the_page(ruler, nvidia, tmp_path, monkeypatch, capsys):
 
 def test_shares_are_all_questions_once(ruler, nvidia):
     counts = [10, 11, 11, 19, 30, 31, 33, 60]
-    some = [ruler.Question("vt", nvidia.Prompt(i, "", (), n, ""), (0,) * n, 4) for i, n in enumerate(counts)]
+    some = [ruler.Question("vt", nvidia.Prompt(i, "", (), n), (0,) * n, 4) for i, n in enumerate(counts)]
     for most, count in ((10_000, 3), (70, 2), (10_000, 9)):
         parts = [ruler.shared(some, most, ruler._share(f"{i + 1}/{count}")) for i in range(count)]
         asked = [x.prompt.index for part in parts for batch in part for x in batch]
