@@ -48,8 +48,7 @@ def table(found: dict[str, dict[int, dict[str, Any]]]) -> Iterator[str]:
     yield "|---" * (len(found) + 2) + "|"
     for number in range(1, 26):
         cells = [cell(claims.get(number)) for claims in found.values()]
-        shares = filter(None, (changed(title, claims.get(number)) for title, claims in found.items()))
-        yield f"| {number} | " + " | ".join([*cells, ", ".join(shares) or "not resampled"]) + " |"
+        yield f"| {number} | " + " | ".join([*cells, changed(found, number)]) + " |"
 
 
 def cell(claim: dict[str, Any] | None) -> str:
@@ -63,10 +62,12 @@ def cell(claim: dict[str, Any] | None) -> str:
     return f"if {claim['condition']}" if verdict == "holds if" else WORDS[verdict]
 
 
-def changed(title: str, claim: dict[str, Any] | None) -> str:
-    """Return how often the verdict on a claim changes under resampling; empty if that is not known."""
-    share = None if claim is None else claim.get("stability", {}).get("changed")
-    return "" if share is None else f"{percent(share)} ({title})"
+def changed(found: dict[str, dict[int, dict[str, Any]]], number: int) -> str:
+    """Return how often the verdict on a claim changes under resampling, of the models where that is 1 % or more."""
+    shares = {title: claims.get(number, {}).get("stability", {}).get("changed") for title, claims in found.items()}
+    known = {title: share for title, share in shares.items() if share is not None}
+    named = [f"{percent(share)} ({title})" for title, share in known.items() if share >= 0.01]
+    return ", ".join(named) or ("less than 1 %" if known else "not resampled")
 
 
 if __name__ == "__main__":
