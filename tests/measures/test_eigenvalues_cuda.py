@@ -5,16 +5,12 @@ Runs where there is Triton: on a GPU, or with ``TRITON_INTERPRET=1`` on a CPU.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
-pytest.importorskip("triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("there is no GPU here", allow_module_level=True)
-DEVICE = "cpu" if INTERPRETED else "cuda"
+from helpers.kernels import kernel_device
+
+DEVICE = kernel_device()
 
 
 @pytest.mark.parametrize("d", [1, 5, 16, 33])

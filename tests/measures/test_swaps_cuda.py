@@ -5,21 +5,17 @@ Runs where there is Triton: on a GPU, or with ``TRITON_INTERPRET=1`` on a CPU.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 
+from helpers.kernels import kernel_device
 from wherewhat.measures.swaps import dense
 from wherewhat.measures.swaps.dense import score_all_swaps, score_block_sizes, score_softmax_swaps
 from wherewhat.measures.swaps.logits import QueryLogits
 
-pytest.importorskip("triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("there is no GPU here", allow_module_level=True)
-DEVICE = "cpu" if INTERPRETED else "cuda"
+DEVICE = kernel_device()
 COUNTS = (70, 33, 1, 0, 64, 2)
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5, "equal_nan": True}  # keys are float32; differences of weights are over τ
 
