@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from variants import PLANNED, variant
 from wherewhat.caches.plan import Plan
 from wherewhat.errors import WherewhatError
 from wherewhat.files import write_file
@@ -42,9 +43,6 @@ from wherewhat.text.documents import read_documents
 DEPTHS = (0, 20, 40, 70, 100)
 """Depths of planted runs in percent. At 50 and 75 %, a run would be exactly a trained length back in texts of 2 and 4
 trained lengths, where windows of the trained length still include most of it."""
-
-PLANNED = "near-far-plan"
-"""Name of near-far for the heads of a plan."""
 
 
 def main() -> int:
@@ -69,8 +67,9 @@ def main() -> int:
             if options.json is not None:
                 write_file(options.json, (json.dumps(result, separators=(",", ":")) + "\n").encode())
 
-        names = list(options.methods or METHODS)
+        names = list(METHODS if options.methods is None else options.methods)
         names += [PLANNED] if plan is not None and "near-far" in names else []
+        names += options.variants
         for multiple in options.lengths:
             texts = _texts(loaded, round(multiple * trained), options.documents, options.text)
             _check_unseen(plan, texts)
@@ -98,7 +97,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--lengths", type=float, nargs="+", default=[2.0, 4.0], help="multiples of the trained length")
     parser.add_argument("--documents", type=int, default=6)
     parser.add_argument("--text", nargs="+", help="files or folders, one document per file; default: embedded novels")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, help="default: all")
+    parser.add_argument("--methods", nargs="*", choices=METHODS, help="default: all")
+    parser.add_argument(
+        "--variants", nargs="+", default=[], metavar="METHOD:OPTION=VALUE", help="also methods with other parameters"
+    )
     parser.add_argument("--plan", type=Path, help="also measure near-far for the heads of this plan")
     parser.add_argument("--top", type=int, help="far keys that a query sees under near-far")
     parser.add_argument("--trained", type=int, help="trained length in place of that in the model's configuration")
@@ -177,6 +179,10 @@ def _measure(
     trained, length = config.trained or 0, ids.shape[1]
     methods: dict[str, LengthMethod] = {}
     for name in names:
+        if ":" in name:
+            given = variant(name, plan)
+            methods[name] = given.fitted(trained=trained, length=length) if given.is_open else given
+            continue
         kind, own = ("near-far", plan) if name == PLANNED else (name, None)
         methods[name] = config.method(kind, trained=trained, length=length, plan=own)
     prefix = len(loaded.prefix)

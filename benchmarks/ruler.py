@@ -39,7 +39,6 @@ TinyLlama. In order of what they tell::
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 import time
@@ -56,6 +55,7 @@ import wherewhat
 from batch_cache import BatchCache, holds_whole_texts
 from nvidia_ruler import PACKAGE, TASKS, VERSION, Prompt, PromptSet, make_all, score_answers, unpacked
 from ruler_page import able_tasks, write_page
+from variants import PLANNED, variant
 from wherewhat.caches.kept_keys import keys_kept
 from wherewhat.caches.plan import Plan
 from wherewhat.captures.proof import Proof, prove
@@ -429,29 +429,16 @@ class Way:
         return extended(loaded.model, fitted, proof=proof)
 
 
-def variant(text: str) -> LengthMethod:
-    """Return a method with parameters: ``near-far:top=64,seen=averaged``."""
-    name, _, given = text.partition(":")
-    method = find_method(name)
-    fields = {field.name for field in dataclasses.fields(method)}
-    options: dict[str, int | str] = {}
-    for part in given.split(","):
-        key, _, value = part.partition("=")
-        if key not in fields or not value:
-            raise WherewhatError(f"{text!r} has no option of {name}: give OPTION=VALUE, of {', '.join(sorted(fields))}")
-        options[key] = int(value) if value.isdecimal() else value
-    return method(**options)
-
-
 def ways(
     methods: Sequence[str], plans: Sequence[Path], near_far: Path | None, variants: Sequence[str] = ()
 ) -> list[Way]:
     """Return the ways that are asked for, the unmodified model first; ``none`` is that."""
     found = [Way(UNMODIFIED)] if UNMODIFIED in methods else []
     found += [Way(name, method=find_method(name)()) for name in methods if name != UNMODIFIED]
-    found += [Way(text, method=variant(text)) for text in variants]
-    if near_far is not None:
-        found.append(Way("near-far-plan", method=NearFar(plan=Plan.load(near_far))))
+    far_heads = None if near_far is None else Plan.load(near_far)
+    found += [Way(text, method=variant(text, far_heads)) for text in variants]
+    if far_heads is not None:
+        found.append(Way(PLANNED, method=NearFar(plan=far_heads)))
     for path in plans:
         plan = Plan.load(path)
         found.append(Way(f"plan-{100 * plan.share:.0f}", plan=plan))

@@ -34,6 +34,7 @@ def prepared(tmp_path_factory):
 
 def run(script, *arguments, monkeypatch):
     monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+    monkeypatch.syspath_prepend(ROOT / Path(script).parent)
     return runpy.run_path(str(ROOT / script))["main"]()
 
 
@@ -65,6 +66,15 @@ def test_comparison_of_length_methods(prepared, monkeypatch, capsys):
     assert kept["none"] == document["methods"]["none"]
     assert kept["near-far-plan"]["loss_rise"] != kept["near-far"]["loss_rise"]
 
+    varied = ("near-far:window=240", "near-far-plan:window=30,top=2")
+    other = prepared / "varied.json"
+    options = ("--methods", "--variants", *varied, "--plan", plan, "--json", other)
+    assert measured(prepared, monkeypatch, *options) == 0
+    same, changed = json.loads(other.read_text())["lengths"]["1.5"]["first"]["methods"].values()
+    assert same["loss_rise"] == kept["near-far"]["loss_rise"]  # half of the trained length is the default
+    assert changed["loss_rise"] != kept["near-far-plan"]["loss_rise"]
+    capsys.readouterr()
+
     run("studies/lengths/summary.py", "--picture", prepared / "picture.svg", out, monkeypatch=monkeypatch)
     lines = capsys.readouterr().out.splitlines()
     assert "| method | rise, 1.5 × | found, 1.5 × |" in lines
@@ -80,6 +90,8 @@ def test_wrong_input(prepared, monkeypatch, capsys):
     assert "was measured with another model (another): give another file" in capsys.readouterr().out
     assert measured(prepared, monkeypatch, "--methods", "near-far", "--plan", plan, texts=("first", "third")) == 1
     assert "the plan was made on third, which would be measured here" in capsys.readouterr().out
+    assert measured(prepared, monkeypatch, "--methods", "--variants", "near-far-plan:top=2") == 1
+    assert "'near-far-plan:top=2' needs a plan" in capsys.readouterr().out
     assert measured(prepared, monkeypatch, "--methods", "none", "--lengths", 100) == 1
     assert "48000 were asked for: use a longer text" in capsys.readouterr().out
 
