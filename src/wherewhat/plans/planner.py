@@ -66,7 +66,7 @@ _REVISION = 3
 """Bump when results change, so that earlier runs are not reused."""
 
 _AUTO_SHARES = (0.1, 0.25, 0.5)
-"""Shares at which ``auto`` compares selectors where several are asked for, or a goal determines the share."""
+"""Shares at which ``auto`` compares selectors where several are asked for, or another selector reaches a goal."""
 
 _SUMMED: tuple[Selector, ...] = ("output", "costs")
 """Selectors whose scores are costs, which add up over the heads of a group."""
