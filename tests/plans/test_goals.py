@@ -14,7 +14,7 @@ from wherewhat.errors import MeasureError
 from wherewhat.plans import planner
 from wherewhat.plans.costs import PlanOutcome, measure_plan
 from wherewhat.plans.goals import Attempt, attempt, distinct_shares, search_share
-from wherewhat.plans.planner import make_plan, rank_selectors
+from wherewhat.plans.planner import describe_choice, make_plan, rank_selectors
 from wherewhat.plans.request import PlanRequest
 from wherewhat.plans.selectors import CANDIDATES, SCORED
 
@@ -82,6 +82,17 @@ def test_what_misses_a_goal():
     for numbers in ((math.nan, 1.0), (2.0, math.nan)):
         goal = PlanRequest(max_rise=0.5, min_found=0.5)
         assert not attempt(goal, "mass", 0.5, base[:1], [PlanOutcome(*numbers)]).reached
+
+
+def test_a_sentence_names_where_selectors_miss_a_goal():
+    """A selector is named once, also one that reaches the goal with a larger share."""
+    rows = [("mass", 0.6, 0.0), ("output", 0.6, 0.0), ("ranks", 0.6, 0.1), ("mass", 0.5, 0.0), ("output", 0.5, 0.2)]
+    tried = [Attempt(name, share, 0.0, 1.0, missed, ()) for name, share, missed in [*rows, ("mass", 0.4, 0.1)]]
+    sentence = describe_choice(rank_selectors({"mass": [1.0, 2.0]}), 2, tried)
+    assert sentence.startswith(
+        "The selector is mass: 50% is the smallest share that reaches the goal on the 2 documents"
+    )
+    assert sentence.endswith(" The goal is missed by output at 50%; ranks at 60%.")
 
 
 def test_ties_without_ranks_go_to_the_lower_cost():
@@ -165,8 +176,7 @@ def test_auto_takes_the_smallest_share_not_the_lowest_cost(model, tmp_path, two_
     assert tried == [(name, 0.5, name == "mass") for name in CANDIDATES] + [("mass", x, False) for x in (0.2, 0.4)]
     sentence = found["sentence"]
     assert "The selector is mass: 50% is the smallest share that reaches the goal on the 2 documents" in sentence
-    missed = "ranks at 50%, symbolic at 50%, distance at 50%, output at 50%, induction at 50%"
-    assert f" The goal is missed by {missed}. " in sentence
+    assert " The goal is missed by ranks, symbolic, distance, output, induction at 50%. " in sentence
     assert "; on those for measuring it is met: a rise of 0.000 nats" in sentence
     # Two documents: unchanged, what all candidates choose at 50 %, and two smaller shares. The third: unchanged, none,
     # the plan and half of its share.

@@ -581,7 +581,8 @@ def describe_choice(auto: Sequence[Mapping[str, Any]], documents: int, tried: Se
     missed = {
         x.selector: x.share for x in sorted(tried, key=lambda x: x.share) if not (x.reached or x.selector in found)
     }
-    rest = ", ".join(f"{name} at {own:.0%}" for name, own in missed.items())
+    shares = dict.fromkeys(missed.values())
+    rest = "; ".join(f"{', '.join(x for x in missed if missed[x] == own)} at {own:.0%}" for own in shares)
     return (
         f"The selector is {auto[0]['selector']}: {share:.0%} is the smallest share that reaches the goal {where}; rise "
         f"of the loss plus lost retrieval with it, nats: {costs[0]}{others}."
