@@ -83,6 +83,11 @@ def test_areas_are_compared_with_the_best_selector_of_each(summary):
     assert cost[4:] == ["0, the same choices"] * 2 + ["no"]
     assert part[3].startswith("`ranks`, ")
     assert part[4:] == ["0, the same choices"] * 2 + ["no"]
+    # The curves of the plan whose share is given, where there are some.
+    other = stored(curves=stored()["groups"])
+    for document in other["groups"]["outcomes"].values():
+        document |= {f"loss_auto_{share!r}": 5.0 for share in SHARES}
+    assert cells(summary.section({"smollm2": other}), "SmolLM2-135M")[:3] == [cost, rise, part]
 
 
 def test_a_clear_loss_is_said(summary):
@@ -172,5 +177,7 @@ def test_ready_plan(recipe, tmp_path, monkeypatch):
     plan, loaded = Plan.load(tmp_path / "docs/plans/speller.json"), load(str(tmp_path / "speller"))
     plan.check(loaded.model, prove(loaded.model))
     assert plan.provenance["share"] == one["groups"]["share"] == 0.05
+    assert one["curves"]["share"] == 0.25
+    assert len(one["curves"]["auto"]) == 6  # chosen by the cost
     assert plan.provenance["weights_hash"] == one["weights_hash"] == loaded.weights_hash
     assert one["goal_missed"] is None

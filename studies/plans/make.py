@@ -10,7 +10,8 @@
 paths. The models can be measured at the same time, except for the times of ``auto`` and ``ranks``, which then are those
 of a busy machine; each is bound by the host rather than by the GPU. Measured are:
 
-- by groups, all selectors at several shares, and the smallest share that reaches the goal: the **ready plan**;
+- by groups, all selectors at several shares: with the smallest share that reaches the goal, the **ready plan**, and
+  with 25 % of the groups, where ``auto`` chooses by the cost;
 - the time of a plan at 25 % of the groups with ``auto`` and with ``ranks``;
 - by layers, a plan at 25 and at 50 % of the layers, with and without sinks, beside layers at equal intervals and at
   random.
@@ -114,6 +115,7 @@ def study(options: argparse.Namespace) -> None:
         plan_file.unlink(missing_ok=True)
     chosen_on = len(plan.provenance["chosen_on"])
     store(window=plan.window, choosing=chosen_on, groups=measured(plan, options.out), goal_missed=missed)
+    store(curves=measured(make("curves", curves=True, budget=BUDGET), options.out))
 
     seconds = {}
     for selector in ("ranks", "auto"):

@@ -271,7 +271,7 @@ def test_greedy_choices_are_resumed_and_equal_whole_passes(model, tmp_path, monk
 def test_goals(model, tmp_path, monkeypatch):
     plan = make_plan(model, max_rise=5.0, texts=TEXTS, out=tmp_path, **RANKS)
     assert plan.share == pytest.approx(0.05, abs=0.1)
-    assert "On the documents for choosing the rise was" in plan.provenance["sentence"]
+    assert "On the documents for choosing the goal is met: a rise of" in plan.provenance["sentence"]
 
     def poor(*args, **_):
         return PlanOutcome(3.0, 0.4) if args[3] else PlanOutcome(2.0, 0.8)
@@ -285,7 +285,9 @@ def test_goals(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(planner, "measure_plan", lambda *args, **_: PlanOutcome(2.0, -0.001))
     plan = make_plan(model, max_rise=0.5, texts=TEXTS, out=tmp_path / "none", **RANKS)
-    assert plan.provenance["sentence"].endswith("On the documents for choosing the rise was 0.000 nats.")
+    numbers = "met: a rise of 0.000 nats"
+    goal = f"On the documents for choosing the goal is {numbers}; on those for measuring it is {numbers}."
+    assert plan.provenance["sentence"].endswith(goal)
     with pytest.raises(MeasureError, match=r"gains -0\.001 nats from planted sequences .* leave --min-found out"):
         make_plan(model, min_found=0.9, texts=TEXTS, out=tmp_path / "none", **RANKS)
 

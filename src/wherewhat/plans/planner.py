@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import operator
 import os
@@ -35,6 +34,7 @@ from wherewhat.plans.costs import (
     outcome_curve,
 )
 from wherewhat.plans.exports import check_kinds, export_paths, finish_plan, probe_exports
+from wherewhat.plans.goals import Attempt, attempt, distinct_shares, search_share
 from wherewhat.plans.request import PlanRequest
 from wherewhat.plans.selectors import (
     CANDIDATES,
@@ -62,20 +62,20 @@ from wherewhat.runs.subject import ModelSubject, load_model
 from wherewhat.scores import Scores, stored_metric
 from wherewhat.text.documents import Document, documents_of, read_documents
 
-_REVISION = 2
+_REVISION = 3
 """Bump when results change, so that earlier runs are not reused."""
 
-_GRID = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
-"""Shares among which the smallest that reaches a goal is searched."""
-
 _AUTO_SHARES = (0.1, 0.25, 0.5)
-"""Shares at which ``auto`` compares selectors where several are asked for, or a goal determines the share."""
+"""Shares at which ``auto`` compares selectors where several are asked for, or another selector reaches a goal."""
 
 _SUMMED: tuple[Selector, ...] = ("output", "costs")
 """Selectors whose scores are costs, which add up over the heads of a group."""
 
 _Choice = Mapping[int, tuple[int, ...]]
 """Units that see the whole text, by layer."""
+
+_Units = dict[int, Tensor]
+"""Scores of units, ``(units,)`` by layer."""
 
 _Numbers = Mapping[str, float | Mapping[int, Tensor]]
 """Numbers of one document by metric: of the model as a whole, or of heads by layer."""
@@ -194,32 +194,42 @@ class _Planner:
 
     def plan(self, *, again: bool = False) -> Plan:
         """Return the finished plan."""
+        selector = self.request.selector
         with self.directory.lock(on_wait=self.progress.say):
             if again:
                 self.directory.clear()
-            units, by_document = self._scores()
-            auto = self._auto(by_document) if "auto" in self.request.selectors else None
+            units, folds = self._scores()
+            share, tried = self.request.share, list[Attempt]()
+            if share is None:
+                tried = self._search(folds)
+                share = min(x.share for x in tried if x.reached)
+            reached = {x.selector: x for x in tried if x.reached and x.share == share}
+            auto: list[dict[str, Any]] | None = None
+            if selector == "auto" and reached:
+                auto = rank_selectors({name: x.costs for name, x in reached.items()})
+            elif "auto" in self.request.selectors:
+                auto = self._auto(folds)
             taken: Selector = auto[0]["selector"] if auto else "ranks"
             if auto is not None:
                 units["auto"] = units[taken]
-            with step(self.progress, "searching for the smallest share that reaches the goal"):
-                share, note = self._share(units)
+            taken = taken if selector == "auto" else selector
             outcomes = self._outcomes(units, share) if self.evaluating else []
             self.directory.finish(self.keys, provenance=model_provenance(self.loaded, self.documents))
         rows, base = outcome_curve(outcomes) if outcomes else ([], None)
-        selector = self.request.selector
         own = next((row for row in rows if row["selector"] == selector and row["share"] == share), None)
         if own is None and rows:  # all or nothing
             own = next(row for row in rows if row["share"] == share)
         sentence = describe_plan(self.request, share, own, base, len(self.evaluating))
         if auto and selector == "auto":
-            sentence += f" {describe_choice(auto, len(self.choosing))}"
+            sentence += f" {describe_choice(auto, len(self.choosing), tried)}"
         better = better_selector(rows, own) if own is not None else None
         if better is not None:
             sentence += (
                 f" The selector {better['selector']} finds {with_interval(better['part'], percent=True)} at this "
                 f"share, and the loss rises by {with_interval(better['rise'])}: use --selector {better['selector']}."
             )
+        if taken in reached:
+            sentence += f" {describe_goal(self.request, reached[taken], own, base)}"
         return Plan(
             model=self.loaded.name,
             fingerprint=fingerprint(self.model),
@@ -230,10 +240,11 @@ class _Planner:
             unit=self.request.unit,
             scores={layer: tuple(x.tolist()) for layer, x in units.get(selector, {}).items()},
             provenance={
-                "sentence": f"{sentence}{note}",
-                "selector": taken if selector == "auto" else selector,
+                "sentence": sentence,
+                "selector": taken,
                 "auto": auto,
                 "share": share,
+                "search": [x.row for x in tried],
                 "tokens": self.request.tokens,
                 "weights": self.loaded.weights,
                 "weights_hash": self.loaded.weights_hash,
@@ -268,14 +279,16 @@ class _Planner:
             self.directory.save(key, scores, document=name, seconds=time.perf_counter() - started)
         return self.directory.part(key)
 
-    def _scores(self) -> tuple[dict[Selector, dict[int, Tensor]], dict[Selector, list[dict[int, Tensor]]]]:
-        """Return the scores of units by selector, from the mean over the documents for choosing; and those of each."""
+    def _scores(self) -> tuple[dict[Selector, _Units], dict[str, dict[Selector, _Units]]]:
+        """Return the scores of units by selector: from all documents for choosing, and for each from the others.
+
+        With one document for choosing, the latter are those of this document. Those of ``greedy`` are from all.
+        """
         request = self.request
         needed = {*request.selectors, *(CANDIDATES if "auto" in request.selectors else ())}
-        ranked = [name for name in RANKED if "ranks" in needed]
+        ranked = RANKED if "ranks" in needed else ()
         asked = [name for name in SCORED if name in needed or name in ranked or request.costs]
         wanted = [name for name in asked if name not in self.without]
-        ranked = [name for name in ranked if name in wanted]
 
         def compute(name: str) -> _Numbers:
             scores = document_scores(
@@ -298,24 +311,34 @@ class _Planner:
         }
         if request.costs:
             by_selector["costs"] = self._costs()
-        means = {selector: _mean(each) for selector, each in by_selector.items()}
-        if request.costs:
-            means["combined"] = combined_scores([means[name] for name in wanted], means["costs"])
-        if ranked:
-            means["ranks"] = rank_scores([means[name] for name in ranked])
+
+        def means_of(documents: Sequence[int]) -> dict[Selector, dict[int, Tensor]]:
+            means = {selector: _mean([each[index] for index in documents]) for selector, each in by_selector.items()}
+            if request.costs:
+                means["combined"] = combined_scores([means[name] for name in wanted], means["costs"])
+            if ranked:
+                means["ranks"] = rank_scores([means[name] for name in ranked if name in wanted])
+            return means
+
+        every = range(len(self.choosing))
+        means = means_of(every)
         if request.selector == "random":
             means["random"] = random_scores(self.layers, 0)
         if request.greedy:
             counts = self.progress.track(greedy_counts(self.layers, request.unit), "greedy rounds")
             means["greedy"] = greedy_scores(self.layers, request.unit, counts, self._additions)
-        return self._units(means), by_selector
+        folds = {
+            name: self._units(means | means_of([other for other in every if other != index] or [index]))
+            for index, name in enumerate(self.choosing)
+        }
+        return self._units(means), folds
 
-    def _units(self, scores: Mapping[Selector, Mapping[int, Tensor]]) -> dict[Selector, dict[int, Tensor]]:
+    def _units(self, scores: Mapping[Selector, Mapping[int, Tensor]]) -> dict[Selector, _Units]:
         """Return scores of units from those of heads."""
         unit = self.request.unit
         return {name: unit_scores(x, self.layers, unit, summed=name in _SUMMED) for name, x in scores.items()}
 
-    def _auto(self, by_document: Mapping[Selector, Sequence[Mapping[int, Tensor]]]) -> list[dict[str, Any]]:
+    def _auto(self, folds: Mapping[str, Mapping[Selector, _Units]]) -> list[dict[str, Any]]:
         """Compare the cheap selectors on the documents for choosing, each with scores of the others.
 
         Returns:
@@ -328,17 +351,13 @@ class _Planner:
         shares = [x for x in (_AUTO_SHARES if several else (request.share or 0.0,)) if 0 < x < 1]
         if not shares:
             return []
-        ranked = [by_document[name] for name in RANKED if name in by_document]
-        names = [name for name in CANDIDATES if name in by_document or name == "ranks"]
+        names = [name for name in CANDIDATES if name not in self.without]
 
         def compute(name: str) -> _Numbers:
-            others = [index for index, other in enumerate(self.choosing) if other != name]
-            means = {x: _mean([by_document[x][index] for index in others]) for x in names if x != "ranks"}
-            units = self._units(means | {"ranks": rank_scores([_mean([x[i] for i in others]) for x in ranked])})
             base = self._measured(name, None)
             costs = {}
             for selector in names:
-                each = [self._measured(name, chosen(units[selector], share)) for share in shares]
+                each = [self._measured(name, chosen(folds[name][selector], share)) for share in shares]
                 costs[f"cost_{selector}"] = sum(x.loss - base.loss + base.found - x.found for x in each) / len(each)
             return costs
 
@@ -403,51 +422,51 @@ class _Planner:
         stored = [self._part(f"costs:{name}", name, compute) for name in self.choosing]
         return [_sums(document, "rise_window", "lost_window") for document in stored]
 
-    def _share(self, units: Mapping[Selector, Mapping[int, Tensor]]) -> tuple[float, str]:
-        """Return the share to keep: the given one, or the smallest that reaches the goals on documents for choosing."""
+    def _search(self, folds: Mapping[str, Mapping[Selector, _Units]]) -> list[Attempt]:
+        """Return what was measured to find the smallest share that reaches the goal; for ``auto`` of all candidates.
+
+        Each document for choosing is measured with scores of the others.
+        """
         request = self.request
-        if request.share is not None:
-            return request.share, ""
-        known: dict[float, tuple[float, float | None]] = {}
 
-        def reaches(share: float) -> bool:
-            def compute(name: str) -> _Numbers:
-                choice = self._choices(units, request.selector, share)[0]
-                base, own = self._measured(name, None), self._measured(name, choice)
-                numbers = {"loss": base.loss, "found": base.found, "loss_goal": own.loss, "found_goal": own.found}
-                return {f"{metric}_{share:g}": x for metric, x in numbers.items()}
+        def unchanged(name: str) -> _Numbers:
+            return dataclasses.asdict(self._measured(name, None))
 
-            wholes = [self._part(f"goal:{name}:{share:g}", name, compute).whole for name in self.choosing]
-            loss, gain, loss_goal, gain_goal = (
-                [whole[f"{metric}_{share:g}"] for whole in wholes]
-                for metric in ("loss", "found", "loss_goal", "found_goal")
-            )
-            rise = sum(map(operator.sub, loss_goal, loss)) / len(wholes)
-            part = sum(gain_goal) / sum(gain) if sum(gain) > LEAST_GAIN * len(wholes) else None
-            known[share] = rise, part
-            enough = request.max_rise is None or rise <= request.max_rise
-            if request.min_found is None:
-                return enough
-            if part is None:
-                raise MeasureError(
-                    f"{self.loaded.name} gains {sum(gain) / len(wholes):.3f} nats from planted sequences on the "
-                    "documents for choosing: there is no retrieval to keep a part of; leave --min-found out"
-                )
-            return enough and part >= request.min_found
-
-        place = bisect.bisect_left(_GRID, True, key=reaches)
-        if place == len(_GRID):
-            rise, part = known[_GRID[-1]]
-            retrieved = "" if part is None else f" and {part:.0%} of the retrieval"
+        base = [_outcome(self._part(f"unchanged:{name}", name, unchanged).whole) for name in self.choosing]
+        gain = statistics.fmean(x.found for x in base)
+        if request.min_found is not None and gain <= LEAST_GAIN:
             raise MeasureError(
-                f"no plan that keeps at most {_GRID[-1]:.0%} of the {request.unit}s reaches the goal on the documents "
-                f"for choosing; the nearest keeps {_GRID[-1]:.0%}, with a rise of {rise:.3f} "
-                f"nats{retrieved}: give a smaller goal or a larger --window"
+                f"{self.loaded.name} gains {gain:.3f} nats from planted sequences on the documents for choosing: there "
+                "is no retrieval to keep a part of; leave --min-found out"
             )
-        share = _GRID[place]
-        rise, part = known[share]
-        retrieved = "" if part is None else f", and {part:.0%} was retrieved"
-        return share, f" On the documents for choosing the rise was {rise:.3f} nats{retrieved}."
+
+        def measure(share: float, selectors: Sequence[Selector]) -> list[Attempt]:
+            def compute(name: str) -> _Numbers:
+                numbers: dict[str, float] = {}
+                for selector in selectors:
+                    own = self._measured(name, self._choices(folds[name], selector, share)[0])
+                    numbers |= {f"{metric}_{selector}_{share:g}": x for metric, x in dataclasses.asdict(own).items()}
+                return numbers
+
+            tracked = self.progress.track(self.choosing, f"plans that keep {share:.0%}")
+            stored = [self._part(f"goal:{name}:{share:g}", name, compute).whole for name in tracked]
+            return [
+                attempt(request, selector, share, base, [_outcome(whole, f"_{selector}_{share:g}") for whole in stored])
+                for selector in selectors
+            ]
+
+        candidates = [name for name in CANDIDATES if name not in self.without]
+        shares = distinct_shares(sum(x.units(request.unit) for x in self.layers.values()))
+        tried = search_share(candidates if request.selector == "auto" else [request.selector], shares, measure)
+        if not any(x.reached for x in tried):
+            nearest = min((x for x in tried if x.share == shares[-1]), key=lambda x: x.missed)
+            by = f" by {nearest.selector}" if request.selector == "auto" else ""
+            raise MeasureError(
+                f"no plan that keeps at most {nearest.share:.0%} of the {request.unit}s reaches the goal on the "
+                f"documents for choosing; the nearest keeps {nearest.share:.0%}{by}, with {nearest.in_words}: give a "
+                "smaller goal or a larger --window"
+            )
+        return tried
 
     def _choices(
         self, units: Mapping[Selector, Mapping[int, Tensor]], selector: Selector, share: float
@@ -507,6 +526,11 @@ class _Planner:
         return [dict(self._part(f"evaluate:{name}:{share:g}", name, compute).whole) for name in tracked]
 
 
+def _outcome(numbers: Mapping[str, float], ending: str = "") -> PlanOutcome:
+    """Return the outcome whose numbers have names with this ending."""
+    return PlanOutcome(numbers[f"loss{ending}"], numbers[f"found{ending}"])
+
+
 def _sums(scores: Scores, first: str, other: str) -> dict[int, Tensor]:
     """Return the sum of two scores of heads, by layer."""
     return {x.layer: x.heads[first] + x.heads[other] for x in scores.layers}
@@ -520,13 +544,14 @@ def _mean(scores: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
 def rank_selectors(costs: Mapping[Selector, Sequence[float]]) -> list[dict[str, Any]]:
     """Return selectors with their mean costs over documents and intervals, the one to take first.
 
-    That is the one with the lowest mean. If its advantage over ``ranks`` is at most the standard error of the
-    differences between them on the same documents, it is ``ranks``.
+    That is the one with the lowest mean. If its advantage over ``ranks``, where that is one of them, is at most the
+    standard error of the differences between them on the same documents, it is ``ranks``.
     """
     order = sorted(costs, key=lambda name: (statistics.fmean(costs[name]), name != "ranks"))
-    gains = list(map(operator.sub, costs["ranks"], costs[order[0]]))
-    if statistics.fmean(gains) <= statistics.stdev(gains) / len(gains) ** 0.5:
-        order = ["ranks", *(name for name in order if name != "ranks")]
+    if "ranks" in costs:
+        gains = list(map(operator.sub, costs["ranks"], costs[order[0]]))
+        if statistics.fmean(gains) <= statistics.stdev(gains) / len(gains) ** 0.5:
+            order = ["ranks", *(name for name in order if name != "ranks")]
     rows = []
     for name in order:
         estimate = interval(costs[name])
@@ -534,14 +559,48 @@ def rank_selectors(costs: Mapping[Selector, Sequence[float]]) -> list[dict[str, 
     return rows
 
 
-def describe_choice(auto: Sequence[Mapping[str, Any]], documents: int) -> str:
-    """Return in one sentence which selector was taken, and its costs beside those of the others."""
+def describe_choice(auto: Sequence[Mapping[str, Any]], documents: int, tried: Sequence[Attempt] = ()) -> str:
+    """Return which selector was taken, and its costs beside those of the others.
+
+    Args:
+        auto: Selectors and their costs, the one that was taken first.
+        documents: Number of documents for choosing.
+        tried: What was measured to reach a goal; ``auto`` are those that reach it with the smallest share.
+    """
     costs = [f"{row['selector']} {with_interval(row['cost'])}" for row in auto]
     others = f"; {', '.join(costs[1:])}" if costs[1:] else ""
+    where = f"on the {documents} documents for choosing, each with scores of the others"
+    if not tried:
+        return (
+            f"The selector is {auto[0]['selector']}: rise of the loss plus lost retrieval {where}, nats: "
+            f"{costs[0]}{others}."
+        )
+    share = min(x.share for x in tried if x.reached)
+    found = {row["selector"] for row in auto}
+    # Of each the largest share: where it misses the goal and another reaches it, it is not measured further.
+    missed = {
+        x.selector: x.share for x in sorted(tried, key=lambda x: x.share) if not (x.reached or x.selector in found)
+    }
+    shares = dict.fromkeys(missed.values())
+    rest = "; ".join(f"{', '.join(x for x in missed if missed[x] == own)} at {own:.0%}" for own in shares)
     return (
-        f"The selector is {auto[0]['selector']}: rise of the loss plus lost retrieval on the {documents} documents for "
-        f"choosing, each with scores of the others, nats: {costs[0]}{others}."
+        f"The selector is {auto[0]['selector']}: {share:.0%} is the smallest share that reaches the goal {where}; rise "
+        f"of the loss plus lost retrieval with it, nats: {costs[0]}{others}."
+        + (f" The goal is missed by {rest}." if rest else "")
     )
+
+
+def describe_goal(
+    request: PlanRequest, chosen: Attempt, own: Mapping[str, Any] | None, base: Mapping[str, Any] | None
+) -> str:
+    """Return whether a plan reaches the goal on the documents for measuring, and its numbers on those for choosing."""
+    sentence = f"On the documents for choosing the goal is met: {chosen.in_words}"
+    if own is None or base is None:
+        return f"{sentence}."
+    loss, found = base["loss"]["mean"], base["found"]["mean"]
+    after = PlanOutcome(loss + own["rise"]["mean"], own["found"]["mean"])
+    measured = attempt(request, chosen.selector, chosen.share, [PlanOutcome(loss, found)], [after])
+    return f"{sentence}; on those for measuring it is {'met' if measured.reached else 'missed'}: {measured.in_words}."
 
 
 def with_interval(row: Mapping[str, float | None], *, percent: bool = False) -> str:

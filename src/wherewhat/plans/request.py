@@ -42,8 +42,8 @@ class PlanRequest:
     selector: Selector = option(
         "auto",
         "How heads are ranked: ranks, symbolic, distance, output, induction, mass, random; auto takes the one of them "
-        "that costs least on the documents for choosing; with --costs also costs and combined, with --greedy also "
-        "greedy, of layers also interleaved and ends.",
+        "that costs least on the documents for choosing, or reaches a goal with the smallest share; with --costs also "
+        "costs and combined, with --greedy also greedy, of layers also interleaved and ends.",
     )
     compare: tuple[Selector, ...] = ("mass", "random")
     curves: bool = option(False, "Measure all selectors at several shares (slow).")

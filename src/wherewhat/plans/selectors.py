@@ -41,14 +41,15 @@ Selector = Literal[
 ]
 """How heads are ranked.
 
-``auto``: by the one of :data:`CANDIDATES` whose plans cost least on the documents for choosing. ``ranks``: sum of the
-ranks by ``symbolic`` and ``distance``. ``symbolic``: symbolic minus positional score. ``distance``: one minus the area
-under the cumulative sum of its distance curve. ``output``: first-order estimate of what limiting the head costs: the
-gradient of the loss with respect to its output, times the change of the output. ``induction``: attention to tokens
-after earlier occurrences of the query's token. ``mass``: attention beyond the window. ``combined``: regression of the
-measured costs on the ranks of the others. ``costs``: measured cost of limiting the head alone. ``greedy``: order in
-which heads or groups are added, those first that lower the measured cost of the plan most. ``random``: random numbers.
-``interleaved`` and ``ends``, of whole layers: those at equal intervals, and the first and last ones."""
+``auto``: by the one of :data:`CANDIDATES` whose plans cost least on the documents for choosing, or reach a goal with
+the smallest share. ``ranks``: sum of the ranks by ``symbolic`` and ``distance``. ``symbolic``: symbolic minus
+positional score. ``distance``: one minus the area under the cumulative sum of its distance curve. ``output``:
+first-order estimate of what limiting the head costs: the gradient of the loss with respect to its output, times the
+change of the output. ``induction``: attention to tokens after earlier occurrences of the query's token. ``mass``:
+attention beyond the window. ``combined``: regression of the measured costs on the ranks of the others. ``costs``:
+measured cost of limiting the head alone. ``greedy``: order in which heads or groups are added, those first that lower
+the measured cost of the plan most. ``random``: random numbers. ``interleaved`` and ``ends``, of whole layers: those at
+equal intervals, and the first and last ones."""
 
 SELECTORS: tuple[Selector, ...] = get_args(Selector)
 
