@@ -10,8 +10,8 @@
 paths. The models can be measured at the same time, except for the times of ``auto`` and ``ranks``, which then are those
 of a busy machine; each is bound by the host rather than by the GPU. Measured are:
 
-- by groups, all selectors at several shares: with the smallest share that reaches the goal, the **ready plan**, and
-  with 25 % of the groups, where ``auto`` chooses by the cost;
+- by groups, the smallest share that reaches the goal: the **ready plan**;
+- by groups, all selectors at several shares, where ``auto`` chooses by the cost;
 - the time of a plan at 25 % of the groups with ``auto`` and with ``ranks``;
 - by layers, a plan at 25 and at 50 % of the layers, with and without sinks, beside layers at equal intervals and at
   random.
@@ -106,12 +106,12 @@ def study(options: argparse.Namespace) -> None:
         write_file(result_file, readable_json(result))
 
     try:
-        plan, missed = make("groups", curves=True, **GOAL), None
+        plan, missed = make("groups", **GOAL), None
         # The hash of the files, as the command stores it: a model in memory is hashed anew.
         found = {**plan.provenance, "weights_hash": loaded.weights_hash}
         dataclasses.replace(plan, provenance=found).save(plan_file)
     except MeasureError as error:  # no share reaches the goal; the next call raises if it is anything else
-        plan, missed = make("groups", curves=True, budget=BUDGET), str(error)
+        plan, missed = make("groups", budget=BUDGET), str(error)
         plan_file.unlink(missing_ok=True)
     chosen_on = len(plan.provenance["chosen_on"])
     store(window=plan.window, choosing=chosen_on, groups=measured(plan, options.out), goal_missed=missed)

@@ -115,14 +115,14 @@ def ready(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
         plan = one["groups"]
         missed = one["goal_missed"] is not None
         title = TITLES.get(name, name)
-        own = next(row for row in curve(plan) if row["share"] == plan["share"])
+        own = next(row for row in rows_of(plan, "auto") if row["share"] == plan["share"])
         cells = [
             title if missed else f"[{title}](plans/{name}.json)",
             "none reaches the goal" if missed else kept(plan, plan["share"]),
             f"`{plan['selector']}`",
             with_interval(own["rise"]),
             found_part(own["part"]),
-            smallest(plan, goal),
+            smallest(one, goal),
             f"{plan['share_of_cache']:.2f} of {plan['context']:,} tokens",
             times(one.get("seconds")),
         ]
@@ -132,9 +132,18 @@ def ready(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
 
 
-def curve(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return rise and part found of ``auto`` by share."""
-    return [row for row in outcome_curve(documents(plan))[0] if row["selector"] == "auto"]
+def rows_of(plan: Mapping[str, Any], selector: str) -> list[dict[str, Any]]:
+    """Return rise and part found of a selector by share."""
+    return [row for row in outcome_curve(documents(plan))[0] if row["selector"] == selector]
+
+
+def all_shares(one: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the plan with the outcomes of all selectors at several shares.
+
+    Earlier results have no such plan: there, the ready plan was measured at several shares.
+    """
+    plan: Mapping[str, Any] = one.get("curves", one["groups"])
+    return plan
 
 
 def kept(plan: Mapping[str, Any], share: float) -> str:
@@ -143,12 +152,14 @@ def kept(plan: Mapping[str, Any], share: float) -> str:
     return f"{count} of {plan['units']}, {100 * count / plan['units']:.0f} %"
 
 
-def smallest(plan: Mapping[str, Any], goal: Mapping[str, float]) -> str:
-    """Return the smallest share measured of ``auto`` whose means reach the goal on the documents for measuring."""
-    for row in curve(plan):
+def smallest(one: Mapping[str, Any], goal: Mapping[str, float]) -> str:
+    """Return the smallest share of the ready plan's selector whose means reach the goal on documents for measuring."""
+    ready_plan, several = one["groups"], all_shares(one)
+    rows = rows_of(ready_plan, "auto") + (rows_of(several, ready_plan["selector"]) if several is not ready_plan else [])
+    for row in sorted(rows, key=lambda row: row["share"]):
         part = row["part"]
         if part is not None and part["mean"] >= goal["min_found"] and row["rise"]["mean"] <= goal["max_rise"]:
-            return kept(plan, row["share"])
+            return kept(ready_plan, row["share"])
     return "none"
 
 
@@ -177,8 +188,7 @@ def compared(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     yield "| model | area | `auto` | best with hindsight | `auto` minus best | `auto` minus `ranks` | clearly worse |"
     yield "|---" * 7 + "|"
     for name, one in found.items():
-        # Earlier results have no curves of their own: there, auto chose by the cost with a goal too.
-        outcomes = documents(one.get("curves", one["groups"]))
+        outcomes = documents(all_shares(one))
         rows = {row["selector"]: row for row in outcome_areas(outcomes)["rows"]}
         for area, (title, choose) in AREAS.items():
             own = {selector: row[area] for selector, row in rows.items() if row[area] is not None}
@@ -230,7 +240,7 @@ def by_layer(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     yield "|---" * 10 + "|"
     for name, one in found.items():
         for plan in one["layers"]:
-            own = next(row for row in curve(plan) if row["share"] == plan["share"])
+            own = next(row for row in rows_of(plan, "auto") if row["share"] == plan["share"])
             cells = [TITLES.get(name, name), kept(plan, plan["share"]), str(plan["sinks"]), f"`{plan['selector']}`"]
             cells += [with_interval(own["rise"]), found_part(own["part"])]
             for other in ("interleaved", "random"):
