@@ -242,21 +242,22 @@ def _triangle_sums(queries: tuple[Tensor, Tensor], keys: Sequence[Tensor], own: 
     chunks, kv_heads, groups, size, d = q.shape
     # Heads that share keys are adjacent, so that no product repeats its keys.
     flat = q.flatten(2, 3).flatten(0, 1)
-    gram: Tensor | None = None
+    earlier: Tensor | None = None  # Gram matrices of the keys of all chunks but the last
     squares: Tensor | None = None
     sums: list[Tensor] = []
     for key in keys:
         k = chunked(key, size)
-        here = k.flatten(0, 1)
-        inside = (flat @ here.mT).view(*q.shape[:-1], size).tril_()
+        inside = (flat @ k.flatten(0, 1).mT).view(*q.shape[:-1], size).tril_()
         within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square().sum(0)
         squares = within if squares is None else squares - within
-        gram = here.mT @ here if gram is None else gram.baddbmm_(here.mT, here, alpha=-1)
-        before = k.sum(-2).cumsum(0) - k.sum(-2)  # (chunks, kv_heads, d): keys of earlier chunks
-        sums.append((inside.sum((-1, -2)) + (of_queries @ before[..., None])[..., 0]).sum(0))
-    assert gram is not None
+        before = k[:-1].flatten(0, 1)
+        earlier = before.mT @ before if earlier is None else earlier.baddbmm_(before.mT, before, alpha=-1)
+        of_keys = k.sum(-2)
+        of_earlier = of_keys.cumsum(0) - of_keys  # (chunks, kv_heads, d)
+        sums.append((inside.sum((-1, -2)) + (of_queries @ of_earlier[..., None])[..., 0]).sum(0))
+    assert earlier is not None
     assert squares is not None
-    earlier = gram.view(chunks, kv_heads, d, d).cumsum(0)[:-1].flatten(0, 1)  # of all chunks before the second one, …
+    earlier = earlier.view(chunks - 1, kv_heads, d, d).cumsum(0).flatten(0, 1)  # of all chunks before the second one, …
     later = flat[kv_heads:]
     between = (later @ earlier).mul_(later).view(chunks - 1, kv_heads, groups, size * d).sum((0, -1))
     return torch.stack([squares + between, *sums])
@@ -264,8 +265,9 @@ def _triangle_sums(queries: tuple[Tensor, Tensor], keys: Sequence[Tensor], own: 
 
 def _rest(x: Tensor, parts: Tensor) -> Tensor:
     """Return vectors ``(heads, n, d)`` minus complex parts ``(heads, n, 2 · d)``, real and imaginary side by side."""
-    rest = parts.neg()
-    rest[..., : x.shape[-1]] += x
+    rest, d = torch.empty_like(parts), x.shape[-1]
+    torch.sub(x, parts[..., :d], out=rest[..., :d])
+    torch.neg(parts[..., d:], out=rest[..., d:])
     return rest
 
 
