@@ -322,7 +322,7 @@ def _kernel_columns(blocks: Blocks, taus: tuple[float, ...], sink: int, *, softm
         _NEGLIGIBLE,
     )
     sums = swap_sums(query.q, query.k, query.turns, blocks.counts, factors, blocks.size)
-    columns = torch.cat([_scores(sums, factors.total), factors.effective[:, None]], -1)
+    columns = torch.cat([*(sums / factors.total).clamp_(0, 1), factors.effective[:, None]], -1)
     return torch.unflatten(columns, 0, (len(query.k), -1))
 
 
