@@ -38,6 +38,7 @@ from wherewhat.measures.measurement import Subject
 from wherewhat.measures.split import LEAST_DOCUMENTS, SplitConfig
 from wherewhat.measures.split.statistics import Estimate, Others, PositionSums, check_vectors, jackknife_error
 from wherewhat.measures.tensors import check_single_text, chunk_size, chunked, defined
+from wherewhat.numerics import has_triton
 from wherewhat.scores import Column, Scores, on_cpu, without
 
 _ROWS = 128
@@ -247,20 +248,39 @@ def _triangle_sums(queries: tuple[Tensor, Tensor], keys: Sequence[Tensor], own: 
     sums: list[Tensor] = []
     for key in keys:
         k = chunked(key, size)
-        inside = (flat @ k.flatten(0, 1).mT).view(*q.shape[:-1], size).tril_()
-        within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square().sum(0)
+        within, products = _lower_sums((flat @ k.flatten(0, 1).mT).view(*q.shape[:-1], size))
+        within = within.sum(0)
         squares = within if squares is None else squares - within
         before = k[:-1].flatten(0, 1)
         earlier = before.mT @ before if earlier is None else earlier.baddbmm_(before.mT, before, alpha=-1)
         of_keys = k.sum(-2)
         of_earlier = of_keys.cumsum(0) - of_keys  # (chunks, kv_heads, d)
-        sums.append((inside.sum((-1, -2)) + (of_queries @ of_earlier[..., None])[..., 0]).sum(0))
+        sums.append((products + (of_queries @ of_earlier[..., None])[..., 0]).sum(0))
     assert earlier is not None
     assert squares is not None
     earlier = earlier.view(chunks - 1, kv_heads, d, d).cumsum(0).flatten(0, 1)  # of all chunks before the second one, …
     later = flat[kv_heads:]
-    between = (later @ earlier).mul_(later).view(chunks - 1, kv_heads, groups, size * d).sum((0, -1))
+    between = _dots(*(x.view(chunks - 1, kv_heads, groups, size * d) for x in (later @ earlier, later))).sum(0)
     return torch.stack([squares + between, *sums])
+
+
+def _lower_sums(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sums of squares and of entries on and below the diagonal of ``x`` ``(..., n, n)``, which is changed."""
+    if has_triton(x.device):
+        from wherewhat.measures.split.sums_cuda import triangle_sums
+
+        return triangle_sums(x)
+    x.tril_()
+    return torch.linalg.vector_norm(x, dim=(-1, -2)).square(), x.sum((-1, -2))
+
+
+def _dots(x: Tensor, y: Tensor) -> Tensor:
+    """Return the sums of products of rows ``(..., n)``, ``(...)``; ``x`` is changed."""
+    if has_triton(x.device):
+        from wherewhat.measures.split.sums_cuda import dots
+
+        return dots(x, y)
+    return x.mul_(y).sum(-1)
 
 
 def _rest(x: Tensor, parts: Tensor) -> Tensor:
