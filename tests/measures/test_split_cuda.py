@@ -26,12 +26,25 @@ def test_squares_equal_those_without_kernels(monkeypatch, n, d, window):
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-9)
 
 
+def test_a_split_equals_that_without_kernels(monkeypatch):
+    generator = torch.Generator().manual_seed(2)
+    q, k = (torch.randn(4, heads, 140, 12, generator=generator).to(DEVICE) for heads in (4, 2))
+    found = []
+    for kernels in (True, False):
+        monkeypatch.setattr(logits, "has_triton", lambda device, kernels=kernels: kernels)
+        split = logits.logit_split(q, k)
+        terms = [getattr(split, name).value for name in ("pp", "pc", "cp", "cc")]
+        found.append(torch.stack([*terms, split.pp_mean, split.pc_mean, split.cp_mean]))
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("size", [1, 2, 33, 64, 3000])
 def test_sums_of_rows_and_triangles(size):
     from wherewhat.measures.split.sums_cuda import dots, triangle_sums
 
     x, y = torch.randn(2, 3, 2, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(DEVICE)
-    torch.testing.assert_close(dots(x, y), (x * y).sum(-1), rtol=1e-12, atol=1e-11)
+    wide = torch.cat([x, y], -1)[..., size:]  # rows of y, further apart
+    torch.testing.assert_close(dots(x, wide), (x * y).sum((-1, -2)), rtol=1e-12, atol=1e-11)
     if size <= 64:
         square = (x[..., None] * y[..., None, :]).contiguous()
         lower = square.tril()

@@ -248,19 +248,20 @@ def _triangle_sums(queries: tuple[Tensor, Tensor], keys: Sequence[Tensor], own: 
     sums: list[Tensor] = []
     for key in keys:
         k = chunked(key, size)
-        within, products = _lower_sums((flat @ k.flatten(0, 1).mT).view(*q.shape[:-1], size))
+        within, inside = _lower_sums((flat @ k.flatten(0, 1).mT).view(*q.shape[:-1], size))
         within = within.sum(0)
         squares = within if squares is None else squares - within
         before = k[:-1].flatten(0, 1)
         earlier = before.mT @ before if earlier is None else earlier.baddbmm_(before.mT, before, alpha=-1)
         of_keys = k.sum(-2)
         of_earlier = of_keys.cumsum(0) - of_keys  # (chunks, kv_heads, d)
-        sums.append((products + (of_queries @ of_earlier[..., None])[..., 0]).sum(0))
+        sums.append((inside + (of_queries @ of_earlier[..., None])[..., 0]).sum(0))
     assert earlier is not None
     assert squares is not None
     earlier = earlier.view(chunks - 1, kv_heads, d, d).cumsum(0).flatten(0, 1)  # of all chunks before the second one, …
     later = flat[kv_heads:]
-    between = _dots(*(x.view(chunks - 1, kv_heads, groups, size * d) for x in (later @ earlier, later))).sum(0)
+    products = _dots(*(torch.unflatten(x, 1, (groups, size)).flatten(0, 1) for x in (later @ earlier, later)))
+    between = products.view(chunks - 1, kv_heads, groups).sum(0)
     return torch.stack([squares + between, *sums])
 
 
@@ -275,12 +276,12 @@ def _lower_sums(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _dots(x: Tensor, y: Tensor) -> Tensor:
-    """Return the sums of products of rows ``(..., n)``, ``(...)``; ``x`` is changed."""
+    """Return the sums of products of matrices ``(count, n, d)``, ``(count,)``; ``x`` is changed."""
     if has_triton(x.device):
         from wherewhat.measures.split.sums_cuda import dots
 
         return dots(x, y)
-    return x.mul_(y).sum(-1)
+    return x.mul_(y).sum((-1, -2))
 
 
 def _rest(x: Tensor, parts: Tensor) -> Tensor:

@@ -28,16 +28,17 @@ def _triangle(x, out, SIZE: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constex
 
 
 @triton.jit
-def _dots(x, y, out, length, BLOCK: tl.constexpr):
-    """Sum of the products of two rows, one pair a program."""
-    row = tl.program_id(0).to(tl.int64)
-    x += row * length
-    y += row * length
+def _dots(x, y, out, n, matrix_stride, row_stride, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum of the products of two matrices (n, D), one pair a program; those of ``y`` have strides."""
+    matrix = tl.program_id(0).to(tl.int64)
+    x += matrix * n * D
+    y += matrix * matrix_stride
     total = tl.zeros((BLOCK,), tl.float64)
-    for start in range(0, length, BLOCK):
+    for start in range(0, n * D, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        total += tl.load(x + i, mask=i < length, other=0.0) * tl.load(y + i, mask=i < length, other=0.0)
-    tl.store(out + row, tl.sum(total, 0))
+        values = tl.load(y + (i // D) * row_stride + i % D, mask=i < n * D, other=0.0)
+        total += values * tl.load(x + i, mask=i < n * D, other=0.0)
+    tl.store(out + matrix, tl.sum(total, 0))
 
 
 def triangle_sums(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,8 +53,10 @@ def triangle_sums(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dots(x: Tensor, y: Tensor) -> Tensor:
-    """Return the sums of products of rows of ``x`` and ``y`` ``(..., n)`` float64, ``(...)``."""
-    out = x.new_empty(x.shape[:-1])
+    """Return the sums of products of matrices ``(count, n, d)`` float64, ``(count,)``; rows of ``y`` are contiguous."""
+    count, n, d = x.shape
+    out = x.new_empty(count)
     if out.numel():
-        _dots[(out.numel(),)](x.contiguous(), y.contiguous(), out, x.shape[-1], BLOCK=2048, num_warps=8)
+        assert y.stride(2) == 1
+        _dots[(count,)](x.contiguous(), y, out, n, y.stride(0), y.stride(1), D=d, BLOCK=2048, num_warps=8)
     return out
