@@ -95,6 +95,22 @@ def test_factors_in_parts_equal_those_at_once(monkeypatch):
         torch.testing.assert_close(getattr(in_parts, name), values, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.parametrize("width", [1, 20])
+def test_swaps_without_weight_are_left_out(width):
+    """Of keys that have neither a large nor a small weight nothing is read, not even NaN."""
+    query, _ = draw(300, width, groups=1, counts=(300, 300))
+    weights = torch.linspace(1e-5, 2e-5, 300, dtype=torch.float64)
+    weights[150:] += 1e-2
+    weights[-1] = 0.3
+    query = replace(query, weights=weights.to(DEVICE).expand(1, 2, -1).contiguous(), sink=0)
+    k = query.k.clone()
+    k[:, 170:250] = torch.nan
+    (found, _), (expected, _) = (score_all_swaps(x) for x in (replace(query, k=k), query))
+    for name, values in vars(expected).items():
+        assert bool(values.isfinite().all())
+        assert torch.equal(getattr(found, name), values)
+
+
 @pytest.mark.parametrize("largest", [1.0, 900.0])
 def test_softmax_with_and_without_the_sink_equals_two_calls(largest):
     """Also where the sink has all the weight that float64 can tell."""

@@ -140,23 +140,25 @@ def key_mixing(model: Any, proof: Proof) -> dict[int, float]:
     change.
     """
     with blocks(model, random_prompt(model, PROMPT_TOKENS), proof) as again:
-        return {layer: _mixing(again, layer) for layer in again.layers}
+        differences = {layer: _mixing(again, layer) for layer in again.layers}
+    # Read last: reading waits for a GPU.
+    return {layer: math.inf if x is None else max(x.tolist()) for layer, x in differences.items()}
 
 
-def _mixing(again: Blocks, layer: int) -> float:
+def _mixing(again: Blocks, layer: int) -> Tensor | None:
+    """Return the differences of keys and of queries ``(2,)`` for one layer; None if it cannot be run alone."""
     n = again.hidden(layer).shape[1]
     first, second = 2, n - 3
-    order = torch.arange(n)
-    order[first], order[second] = second, first
     try:
         before = again.run(layer, again.hidden(layer))
         k, q = before.k, before.rot_q.clone()
         after = again.swapped(layer, first, second)
         if k.shape[2] != n:
-            return math.inf
+            return None
     except CaptureError:
-        return math.inf
-    others = [t for t in range(n) if t not in (first, second)]
-    keys = (after.k - k[:, :, order]).abs().max() / k.abs().max().clamp_min(1e-30)
-    queries = (after.rot_q - q)[:, :, others].abs().max() / q.abs().max().clamp_min(1e-30)
-    return max(float(keys), float(queries))
+        return None
+    swapped, others = k.clone(), after.rot_q - q
+    swapped[:, :, first], swapped[:, :, second] = k[:, :, second], k[:, :, first]
+    others[:, :, first] = others[:, :, second] = 0
+    pairs = ((after.k - swapped, k), (others, q))
+    return torch.stack([change.abs().max().double() / x.abs().max().double().clamp_min(1e-30) for change, x in pairs])

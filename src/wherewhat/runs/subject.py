@@ -446,7 +446,7 @@ class ModelSubject:
 
     @functools.cached_property
     def _mixing(self) -> dict[int, float]:
-        return key_mixing(self.loaded.model, self.proof)
+        return _key_mixing(self.loaded.model, self.proof)
 
     def trained_length(self) -> int:
         """Return the trained length in tokens, from the model's configuration."""

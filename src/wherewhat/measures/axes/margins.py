@@ -32,7 +32,8 @@ def blocked_margins(logits: Logits, heads: int, band: Band, *, block: int) -> Ma
     for i0 in range(0, n, block):
         i1 = min(n, i0 + block)
         j0 = max(0, i0 - width + 1)
-        w = logits(i0, i1, j0, i1).contiguous().tril_(i0 - j0)
+        w = logits(i0, i1, j0, i1).contiguous()
+        w[..., i0 - j0 :].tril_()  # the other columns are keys before all of these queries
         if i1 - j0 > width:
             w.triu_(i0 - j0 - width + 1)
         by_query[:, i0:i1] = w.sum(-1)

@@ -240,7 +240,7 @@ class _MaskedScores:
 
     def __init__(self, heads: Mapping[int, Tensor], score: Callable[[LayerAttention], Swaps | None]) -> None:
         self._heads, self._score = heads, score
-        self._means: dict[tuple[str, int], list[dict[str, Tensor]]] = {}
+        self._means: dict[tuple[str, int], list[Tensor]] = {}  # by layer, (scores, masked heads)
 
     def add(self, attention: LayerAttention, rows: Sequence[tuple[str, int]]) -> None:
         """Add a masked layer whose texts are rows: a variant and a text each."""
@@ -248,25 +248,23 @@ class _MaskedScores:
         if swaps is None:
             return
         chosen = tuple(self._heads[attention.layer].nonzero()[:, 0].tolist())
-        means = {name: torch.unflatten(getattr(swaps, name).nanmean(-1), 0, (len(rows), -1)) for name in SCORES}
-        masked = {name: x[:, constant_tensor(chosen, x.device)] for name, x in means.items()}
-        for index, row in enumerate(rows):
-            self._means.setdefault(row, []).append({name: x[index] for name, x in masked.items()})
+        scores = torch.stack([getattr(swaps, name) for name in SCORES])
+        means = torch.unflatten(scores.nanmean(-1), 1, (len(rows), -1))[..., constant_tensor(chosen, scores.device)]
+        for row, own in zip(rows, means.unbind(1), strict=True):
+            self._means.setdefault(row, []).append(own)
 
     def compare(self, wholes: Sequence[dict[str, float]], by_text: Sequence[Sequence[Scores]], bands: int) -> None:
         """Add the changes of the masked heads' mean scores without each band to the scores of each text."""
-        heads = self._heads
-        changes: list[tuple[dict[str, float], str, float]] = []
-        after: list[Tensor] = []
+        heads, nothing = self._heads, torch.full((len(SCORES),), torch.nan)
+        rows = [(text, band) for text in range(len(wholes)) for band in range(1, bands + 1)]
+        means = [self._means.get((f"loss_without_band_{band}", text)) for text, band in rows]
+        read = read_at_once([torch.cat(x, 1).mean(1) if x else nothing for x in means])
+        after = dict(zip(rows, (x.tolist() for x in read), strict=True))
         for text, (whole, layers) in enumerate(zip(wholes, by_text, strict=True)):
-            for name in SCORES:
+            for index, name in enumerate(SCORES):
                 before = torch.cat([x.heads[name][heads[x.layer]] for x in layers if x.layer in heads]).nanmean()
                 for band in range(1, bands + 1):
-                    values = [x[name] for x in self._means.get((f"loss_without_band_{band}", text), [])]
-                    after.append(torch.cat(values).mean() if values else torch.tensor(torch.nan))
-                    changes.append((whole, f"{name}_change_without_band_{band}", float(before)))
-        for (own, change, intact), mean in zip(changes, read_at_once(after), strict=True):
-            own[change] = float(mean) - intact
+                    whole[f"{name}_change_without_band_{band}"] = after[text, band][index] - float(before)
 
 
 def _others(planes: Mapping[int, Tensor]) -> dict[int, Tensor]:

@@ -38,6 +38,7 @@ from wherewhat.measures.measurement import Subject
 from wherewhat.measures.split import LEAST_DOCUMENTS, SplitConfig
 from wherewhat.measures.split.statistics import Estimate, Others, PositionSums, check_vectors, jackknife_error
 from wherewhat.measures.tensors import check_single_text, chunk_size, chunked, defined
+from wherewhat.numerics import has_triton
 from wherewhat.scores import Column, Scores, on_cpu, without
 
 _ROWS = 128
@@ -242,30 +243,52 @@ def _triangle_sums(queries: tuple[Tensor, Tensor], keys: Sequence[Tensor], own: 
     chunks, kv_heads, groups, size, d = q.shape
     # Heads that share keys are adjacent, so that no product repeats its keys.
     flat = q.flatten(2, 3).flatten(0, 1)
-    gram: Tensor | None = None
+    earlier: Tensor | None = None  # Gram matrices of the keys of all chunks but the last
     squares: Tensor | None = None
     sums: list[Tensor] = []
     for key in keys:
         k = chunked(key, size)
-        here = k.flatten(0, 1)
-        inside = (flat @ here.mT).view(*q.shape[:-1], size).tril_()
-        within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square().sum(0)
+        within, inside = _lower_sums((flat @ k.flatten(0, 1).mT).view(*q.shape[:-1], size))
+        within = within.sum(0)
         squares = within if squares is None else squares - within
-        gram = here.mT @ here if gram is None else gram.baddbmm_(here.mT, here, alpha=-1)
-        before = k.sum(-2).cumsum(0) - k.sum(-2)  # (chunks, kv_heads, d): keys of earlier chunks
-        sums.append((inside.sum((-1, -2)) + (of_queries @ before[..., None])[..., 0]).sum(0))
-    assert gram is not None
+        before = k[:-1].flatten(0, 1)
+        earlier = before.mT @ before if earlier is None else earlier.baddbmm_(before.mT, before, alpha=-1)
+        of_keys = k.sum(-2)
+        of_earlier = of_keys.cumsum(0) - of_keys  # (chunks, kv_heads, d)
+        sums.append((inside + (of_queries @ of_earlier[..., None])[..., 0]).sum(0))
+    assert earlier is not None
     assert squares is not None
-    earlier = gram.view(chunks, kv_heads, d, d).cumsum(0)[:-1].flatten(0, 1)  # of all chunks before the second one, …
+    earlier = earlier.view(chunks - 1, kv_heads, d, d).cumsum(0).flatten(0, 1)  # of all chunks before the second one, …
     later = flat[kv_heads:]
-    between = (later @ earlier).mul_(later).view(chunks - 1, kv_heads, groups, size * d).sum((0, -1))
+    products = _dots(*(torch.unflatten(x, 1, (groups, size)).flatten(0, 1) for x in (later @ earlier, later)))
+    between = products.view(chunks - 1, kv_heads, groups).sum(0)
     return torch.stack([squares + between, *sums])
+
+
+def _lower_sums(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sums of squares and of entries on and below the diagonal of ``x`` ``(..., n, n)``, which is changed."""
+    if has_triton(x.device):
+        from wherewhat.measures.split.sums_cuda import triangle_sums
+
+        return triangle_sums(x)
+    x.tril_()
+    return torch.linalg.vector_norm(x, dim=(-1, -2)).square(), x.sum((-1, -2))
+
+
+def _dots(x: Tensor, y: Tensor) -> Tensor:
+    """Return the sums of products of matrices ``(count, n, d)``, ``(count,)``; ``x`` is changed."""
+    if has_triton(x.device):
+        from wherewhat.measures.split.sums_cuda import dots
+
+        return dots(x, y)
+    return x.mul_(y).sum((-1, -2))
 
 
 def _rest(x: Tensor, parts: Tensor) -> Tensor:
     """Return vectors ``(heads, n, d)`` minus complex parts ``(heads, n, 2 · d)``, real and imaginary side by side."""
-    rest = parts.neg()
-    rest[..., : x.shape[-1]] += x
+    rest, d = torch.empty_like(parts), x.shape[-1]
+    torch.sub(x, parts[..., :d], out=rest[..., :d])
+    torch.neg(parts[..., d:], out=rest[..., d:])
     return rest
 
 

@@ -88,7 +88,8 @@ def score_all_swaps(
 ) -> tuple[SwapScores, Tensor]:
     """Return exact scores from all swaps of two blocks of keys in O(n²), without synchronisation.
 
-    Arguments and scores are those of :func:`~wherewhat.measures.swaps.scores.score_swaps`.
+    Arguments and scores are those of :func:`~wherewhat.measures.swaps.scores.score_swaps`. Kernels leave out swaps that
+    weigh less together than the rounding of a score in float32.
 
     Returns:
         Scores, and the two scores at the first temperature from the swaps that leave the keys of the sink in place,
@@ -322,7 +323,7 @@ def _kernel_columns(blocks: Blocks, taus: tuple[float, ...], sink: int, *, softm
         _NEGLIGIBLE,
     )
     sums = swap_sums(query.q, query.k, query.turns, blocks.counts, factors, blocks.size)
-    columns = torch.cat([_scores(sums, factors.total), factors.effective[:, None]], -1)
+    columns = torch.cat([*(sums / factors.total).clamp_(0, 1), factors.effective[:, None]], -1)
     return torch.unflatten(columns, 0, (len(query.k), -1))
 
 

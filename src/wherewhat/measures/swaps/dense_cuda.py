@@ -17,6 +17,9 @@ from torch import Tensor
 _PART = 1024
 """Blocks whose factors are computed at a time."""
 
+_LEFT_OUT = tl.constexpr(2.0**-24)
+"""Largest share of α of the swaps that are left out: half of the rounding of a score in float32."""
+
 
 @triton.jit
 def _factors(
@@ -28,6 +31,7 @@ def _factors(
     before,
     rise,
     fall,
+    later,
     total,
     effective,
     rows,
@@ -50,6 +54,7 @@ def _factors(
     before += row * width
     rise += (row * COLUMNS + column) * width
     fall += (row * COLUMNS + column) * width
+    later += (row * COLUMNS + column) * width
     first = 0
     if SINK:  # the last column is that without the sink
         first = tl.where(column == COLUMNS - 1, sink, 0)
@@ -59,8 +64,9 @@ def _factors(
     for start in range(0, count, PART):
         i = start + part
         inside = i < count
-        taken = inside & (tl.load(order + i, mask=inside, other=0) >= first)
-        value = tl.load(values + i, mask=inside, other=0.0)
+        place = tl.load(order + i, mask=inside, other=0)
+        taken = inside & (place >= first)
+        value = tl.load(values + place, mask=inside, other=0.0)
         highest = tl.maximum(highest, tl.max(tl.where(taken, value, float("-inf")), 0))
         lowest = tl.minimum(lowest, tl.min(tl.where(taken, value, float("inf")), 0))
     top = highest
@@ -69,8 +75,9 @@ def _factors(
         for start in range(0, count, PART):
             i = start + part
             inside = i < count
-            taken = inside & (tl.load(order + i, mask=inside, other=0) >= first)
-            value = tl.load(values + i, mask=inside, other=0.0)
+            place = tl.load(order + i, mask=inside, other=0)
+            taken = inside & (place >= first)
+            value = tl.load(values + place, mask=inside, other=0.0)
             mass += tl.sum(tl.where(taken, tl.exp(value - top), 0.0), 0)
         highest = 1 / mass
         lowest = tl.exp(lowest - top) / mass
@@ -80,18 +87,17 @@ def _factors(
     alpha = tl.full((), 0.0, tl.float64)
     alpha_logs = tl.full((), 0.0, tl.float64)
     last = tl.maximum(count - 1, 0)
-    largest = tl.load(values + last) if SOFTMAX else tl.load(logits + tl.load(order + last))
+    largest = tl.load(logits + tl.load(order + last))
+    left = tl.full((), 0.0, tl.float64)
     for start in range(0, count, PART):
         i = start + part
         inside = i < count
         place = tl.load(order + i, mask=inside, other=0)
         taken = inside & (place >= first)
-        value = tl.load(values + i, mask=inside, other=0.0)
-        logit = value
+        value = tl.load(values + place, mask=inside, other=0.0)
+        logit = tl.load(logits + place, mask=inside, other=0.0)
         if SOFTMAX:
             value = tl.exp(value - top) / mass
-        else:
-            logit = tl.load(logits + place, mask=inside, other=0.0)
         # Relative to the largest one, because logits may be large. All columns store the same.
         tl.store(before + i, ((logit - largest) * 1.4426950408889634).to(tl.float32), mask=inside)
         up_log = tl.maximum(tl.minimum((value - highest) * scale, 0.0), -NEGLIGIBLE)
@@ -100,6 +106,7 @@ def _factors(
         down = tl.where(taken & (down_log > -NEGLIGIBLE), tl.exp(down_log), 0.0)
         tl.store(rise + i, up.to(tl.float32), mask=inside)
         tl.store(fall + i, down.to(tl.float32), mask=inside)
+        left += tl.sum(down.to(tl.float32).to(tl.float64), 0)
         down_logs = down * down_log
         earlier = smaller + tl.cumsum(down, 0) - down
         earlier_logs = smaller_logs + tl.cumsum(down_logs, 0) - down_logs
@@ -108,6 +115,12 @@ def _factors(
         smaller += tl.sum(down, 0)
         smaller_logs += tl.sum(down_logs, 0)
     tl.store(total + row * COLUMNS + column, alpha)
+    tl.debug_barrier()  # what other threads stored is read
+    for start in range(0, count, PART):
+        i = start + part
+        down = tl.load(fall + i, mask=i < count, other=0.0).to(tl.float64)
+        tl.store(later + i, (left - tl.cumsum(down, 0) + down).to(tl.float32), mask=i < count)
+        left -= tl.sum(down, 0)
     if column == 0:
         entropy = tl.log(alpha) - alpha_logs / alpha
         number = tl.where(entropy > 0, tl.exp(entropy), 1.0)
@@ -146,6 +159,31 @@ def _add_exp2(highest, total, x):
 
 
 @triton.jit
+def _cosines(gap, moved, counted):
+    """Cosines of the weights of two blocks with those after their swap, and of these in the other order.
+
+    Weights are ``2^gap`` and 1 before, ``2^moved`` and 1 after. Beyond 2^30 the cosines no longer change.
+    """
+    u = tl.exp2(tl.minimum(gap, 30.0))
+    v = tl.exp2(tl.minimum(moved, 30.0))
+    size = tl.where(counted, tl.rsqrt((1 + u * u) * (1 + v * v)), 0.0)
+    return (1 + u * v) * size, (u + v) * size
+
+
+@triton.jit
+def _needed(rise, later, total, j, count, width, tiles, COLUMNS: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr):
+    """Number of blocks i before which no swap with blocks j is left out, a multiple of ``STEP``."""
+    i = tl.arange(0, STEPS) * STEP
+    steps = 0
+    for column in tl.static_range(COLUMNS):
+        up = tl.sum(tl.load(rise + column * width + j, mask=j < count, other=0.0), 0)
+        down = tl.load(later + column * width + i, mask=i < count, other=0.0)
+        allowed = (tl.load(total + column) * (_LEFT_OUT / tiles)).to(tl.float32)
+        steps = tl.maximum(steps, tl.sum((up * down > allowed).to(tl.int32), 0))
+    return steps * STEP
+
+
+@triton.jit
 def _swaps(
     contents,
     turns,
@@ -154,6 +192,8 @@ def _swaps(
     before,
     rise,
     fall,
+    later,
+    total,
     counts,
     sums,
     rows,
@@ -170,11 +210,13 @@ def _swaps(
     PADDED_COLUMNS: tl.constexpr,
     SIDE: tl.constexpr,
     STEP: tl.constexpr,
+    STEPS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Sums over the swaps of a tile of blocks j with all blocks i before them in the order, of one query a program."""
     row = tl.program_id(0).to(tl.int64)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # those that take longest first
+    tiles = tl.num_programs(1)
+    tile = tiles - 1 - tl.program_id(1)  # those that take longest first
     count = tl.load(counts + row % rows)
     contents += row // rows * keys * (2 * PLANES)
     turns += row // rows * turned
@@ -183,18 +225,19 @@ def _swaps(
     before += row * width
     rise += row * COLUMNS * width
     fall += row * COLUMNS * width
+    later += row * COLUMNS * width
     column = tl.arange(0, PADDED_COLUMNS)
     j = tile * SIDE + tl.arange(0, SIDE)
     in_j = j < count
     place_j = tl.load(order + j, mask=in_j, other=0) * SIZE
     before_j = tl.load(before + j, mask=in_j, other=0.0)
-    middle = tl.zeros((SIDE, PADDED_COLUMNS), tl.float32)
-    apart = tl.zeros((SIDE, PADDED_COLUMNS), tl.float32)
+    same = tl.zeros((SIDE, PADDED_COLUMNS), tl.float32)
+    reverse = tl.zeros((SIDE, PADDED_COLUMNS), tl.float32)
     # With one or two columns, sums over i are taken once, after all steps.
-    middle_0 = tl.zeros((SIDE, STEP), tl.float32)
-    apart_0 = tl.zeros((SIDE, STEP), tl.float32)
-    middle_1 = tl.zeros((SIDE, STEP), tl.float32)
-    apart_1 = tl.zeros((SIDE, STEP), tl.float32)
+    same_0 = tl.zeros((SIDE, STEP), tl.float32)
+    reverse_0 = tl.zeros((SIDE, STEP), tl.float32)
+    same_1 = tl.zeros((SIDE, STEP), tl.float32)
+    reverse_1 = tl.zeros((SIDE, STEP), tl.float32)
     plane = tl.arange(0, CHUNK)
     if NARROW:
         q_real = tl.load(q)
@@ -209,6 +252,7 @@ def _swaps(
         there_real, there_imaginary = _rows(contents, place_j, in_j, plane, PLANES)
         here_real, here_imaginary = _placed(q, turns, place_j, in_j, plane, PLANES)
     end = tl.where(tile * SIDE < count, tl.minimum(tile * SIDE + SIDE, count), 0)
+    end = tl.minimum(end, _needed(rise, later, total + row * COLUMNS, j, count, width, tiles, COLUMNS, STEP, STEPS))
     for start in range(0, end, STEP):
         i = start + tl.arange(0, STEP)
         in_i = i < count
@@ -253,38 +297,30 @@ def _swaps(
                 most_there, sum_there = _add_exp2(most_there, sum_there, there)
                 most_here, sum_here = _add_exp2(most_here, sum_here, here)
             moved = (most_there - most_here) + tl.log2(sum_there / sum_here)
-        # With t = (1 - u) / (1 + u) the cosines (1 ± t t') / √((1 + t²) (1 + t'²)) need no division.
-        gap = before_i[None, :] - before_j[:, None]
-        u = tl.exp2(-tl.abs(gap))
-        v = tl.exp2(-tl.abs(moved))
-        size = 0.5 * tl.rsqrt((1 + u * u) * (1 + v * v))
-        size = tl.where(i[None, :] < j[:, None], size, 0.0)
-        difference = (1 - u) * (1 - v) * size
-        difference = tl.where((gap < 0) == (moved < 0), difference, -difference)
-        size *= (1 + u) * (1 + v)
+        cosine, other = _cosines(before_i[None, :] - before_j[:, None], moved, i[None, :] < j[:, None])
         if COLUMNS <= 2:
             factor = tl.load(fall + i, mask=in_i, other=0.0)[None, :]
-            middle_0 += size * factor
-            apart_0 += difference * factor
+            same_0 += cosine * factor
+            reverse_0 += other * factor
             if COLUMNS == 2:
                 factor = tl.load(fall + width + i, mask=in_i, other=0.0)[None, :]
-                middle_1 += size * factor
-                apart_1 += difference * factor
+                same_1 += cosine * factor
+                reverse_1 += other * factor
         else:
             for number in tl.static_range(COLUMNS):
                 factor = tl.load(fall + number * width + i, mask=in_i, other=0.0)[None, :]
-                middle += tl.where(column[None, :] == number, tl.sum(size * factor, 1)[:, None], 0.0)
-                apart += tl.where(column[None, :] == number, tl.sum(difference * factor, 1)[:, None], 0.0)
+                same += tl.where(column[None, :] == number, tl.sum(cosine * factor, 1)[:, None], 0.0)
+                reverse += tl.where(column[None, :] == number, tl.sum(other * factor, 1)[:, None], 0.0)
     if COLUMNS <= 2:
-        middle += tl.where(column[None, :] == 0, tl.sum(middle_0, 1)[:, None], tl.sum(middle_1, 1)[:, None])
-        apart += tl.where(column[None, :] == 0, tl.sum(apart_0, 1)[:, None], tl.sum(apart_1, 1)[:, None])
+        same += tl.where(column[None, :] == 0, tl.sum(same_0, 1)[:, None], tl.sum(same_1, 1)[:, None])
+        reverse += tl.where(column[None, :] == 0, tl.sum(reverse_0, 1)[:, None], tl.sum(reverse_1, 1)[:, None])
     used = column < COLUMNS
     factors = tl.load(rise + column[None, :] * width + j[:, None], mask=in_j[:, None] & used[None, :], other=0.0).to(
         tl.float64
     )
-    out = sums + ((row * tl.num_programs(1) + tile) * 2) * COLUMNS + column
-    tl.store(out, tl.sum(middle.to(tl.float64) * factors, 0), mask=used)
-    tl.store(out + COLUMNS, tl.sum(apart.to(tl.float64) * factors, 0), mask=used)
+    out = sums + ((row * tiles + tile) * 2) * COLUMNS + column
+    tl.store(out, tl.sum(same.to(tl.float64) * factors, 0), mask=used)
+    tl.store(out + COLUMNS, tl.sum(reverse.to(tl.float64) * factors, 0), mask=used)
 
 
 @dataclass(frozen=True)
@@ -296,6 +332,7 @@ class Factors:
         before: Logits in base 2, relative to that of the largest weight, ``(queries, blocks)`` float32.
         rise: Factors of α of the larger weights, ``(queries, columns, blocks)`` float32.
         fall: Factors of the smaller weights.
+        later: Sum of these of each block and all after it, ``(queries, columns, blocks)`` float32.
         total: Sum of α over all swaps, ``(queries, columns)`` float64.
         effective: Effective number of swaps in the first column, ``(queries,)`` float64.
     """
@@ -304,6 +341,7 @@ class Factors:
     before: Tensor
     rise: Tensor
     fall: Tensor
+    later: Tensor
     total: Tensor
     effective: Tensor
 
@@ -324,21 +362,26 @@ class Factors:
         """
         rows, width = logits.shape[1:]
         hidden = torch.arange(width, device=logits.device) >= counts[:, None]
-        values, order = (logits if weights is None else weights).masked_fill(hidden, torch.inf).flatten(0, 1).sort()
+        logits = logits.contiguous()
+        values = logits if weights is None else weights.contiguous()
+        # Order matters where all weights are alike. There float32, which is sorted sooner, tells differences of logits.
+        keys = values if weights is not None else (values - values[..., :1]).float()
+        order = keys.masked_fill(hidden, torch.inf).flatten(0, 1).sort().indices
         queries, columns, device = len(order), len(scales), logits.device
         before = torch.empty(queries, width, dtype=torch.float32, device=device)
-        rise, fall = torch.empty(2, queries, columns, width, dtype=torch.float32, device=device)
+        rise, fall, later = torch.empty(3, queries, columns, width, dtype=torch.float32, device=device)
         total = torch.empty(queries, columns, dtype=torch.float64, device=device)
         effective = torch.empty(queries, dtype=torch.float64, device=device)
         _factors[(queries, columns)](
             values,
-            logits.contiguous(),
+            logits,
             order,
             counts,
             scales,
             before,
             rise,
             fall,
+            later,
             total,
             effective,
             rows,
@@ -351,7 +394,7 @@ class Factors:
             PART=min(_PART, triton.next_power_of_2(width)),
             num_warps=4,
         )
-        return cls(order, before, rise, fall, total, effective)
+        return cls(order, before, rise, fall, later, total, effective)
 
 
 def swap_sums(
@@ -369,7 +412,7 @@ def swap_sums(
     stages: int = 2,
     precision: str = "tf32x3",
 ) -> Tensor:
-    """Return sums of α times both parts of the cosines over all swaps, ``(2, queries, columns)`` float64.
+    """Return sums of α times both cosines over all swaps, ``(2, queries, columns)`` float64.
 
     Args:
         q: Queries, ``(groups, rows, planes)`` complex64.
@@ -401,6 +444,8 @@ def swap_sums(
         factors.before,
         factors.rise,
         factors.fall,
+        factors.later,
+        factors.total,
         counts,
         sums,
         q.shape[1],
@@ -417,6 +462,7 @@ def swap_sums(
         PADDED_COLUMNS=max(2, triton.next_power_of_2(columns)),
         SIDE=side,
         STEP=step,
+        STEPS=triton.next_power_of_2(triton.cdiv(width, step)),
         PRECISION=precision,
         num_warps=warps,
         num_stages=stages,
