@@ -34,7 +34,7 @@ from wherewhat.measures.measurement import (
     measure_text,
 )
 from wherewhat.models.loaded import LoadedModel, evaluation
-from wherewhat.numerics import new_process_settings, weight_dtypes
+from wherewhat.numerics import computing_on, new_process_settings, weight_dtypes
 from wherewhat.options import build_config
 from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import NewPart, Provenance, RunDirectory, model_provenance
@@ -389,7 +389,8 @@ class _Job:
                         self._new[name].scores if name in self._new else self.directory.part(name)
                         for name in self.inputs
                     ]
-                    scores = as_scores(measurement, measurement.combine(parts, self.config))
+                    with computing_on(self.prepared.loaded.device):
+                        scores = as_scores(measurement, measurement.combine(parts, self.config))
                     self.save(_TOGETHER, scores, seconds=time.perf_counter() - started)
                 texts = [item.document for item in self.inputs.values()]
                 provenance = _provenance(self.subject, texts, self.request.model.revision)
