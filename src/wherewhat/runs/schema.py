@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -97,19 +98,24 @@ def score_table(scores: Scores, source: Mapping[str, JSON], document: str | None
 
     codes = {name: code for code, name in enumerate(sorted(scores.names))}
     layers, heads, metrics, values = [], [], [], []
-    for layer_scores in scores:
+
+    def content(part: Scores) -> tuple[list[str], list[str], int]:
+        """Return the metrics of heads, those of the whole, and the number of heads."""
+        return sorted(part.heads), sorted(part.whole), len(next(iter(part.heads.values()), ()))
+
+    for (named, whole, count), alike in groupby(scores, key=content):  # layers mostly have the same rows
+        group = [*alike]
         # Rows of a layer are sorted by head and then metric; those of the layer as a whole come last.
-        named = sorted(layer_scores.heads)
+        numbers = [np.array([[part.whole[name] for name in whole] for part in group], np.float64)]
         if named:
-            matrix = torch.stack([layer_scores.heads[name] for name in named], 1)
-            heads.append(np.repeat(np.arange(len(matrix), dtype=np.int32), len(named)))
-            metrics.append(np.tile(np.array([codes[name] for name in named], np.int32), len(matrix)))
-            values.append(matrix.flatten().numpy())
-        whole = sorted(layer_scores.whole)
-        heads.append(np.full(len(whole), MODEL, np.int32))
-        metrics.append(np.array([codes[name] for name in whole], np.int32))
-        values.append(np.array([layer_scores.whole[name] for name in whole], np.float64))
-        layers.append(np.full(len(whole) + (len(matrix) * len(named) if named else 0), layer_scores.layer, np.int32))
+            by_metric = [torch.stack([part.heads[name] for part in group]) for name in named]
+            numbers.insert(0, torch.stack(by_metric, -1).view(len(group), -1).numpy())
+        values.append(np.concatenate(numbers, 1).ravel())
+        places = [np.repeat(np.arange(count, dtype=np.int32), len(named)), np.full(len(whole), MODEL, np.int32)]
+        heads.append(np.tile(np.concatenate(places), len(group)))
+        names = np.array([codes[name] for name in [*named * count, *whole]], np.int32)
+        metrics.append(np.tile(names, len(group)))
+        layers.append(np.repeat(np.array([part.layer for part in group], np.int32), len(names)))
     layer, head, metric, value = map(np.concatenate, (layers, heads, metrics, values))
     shared = {**source, "document": document}
     columns = {
