@@ -97,7 +97,7 @@ def score_table(scores: Scores, source: Mapping[str, JSON], document: str | None
     import torch
 
     codes = {name: code for code, name in enumerate(sorted(scores.names))}
-    layers, heads, metrics, values = [], [], [], []
+    layers, heads, metrics, values = list[Any](), list[Any](), list[Any](), list[Any]()
 
     def content(part: Scores) -> tuple[list[str], list[str], int]:
         """Return the metrics of heads, those of the whole, and the number of heads."""
