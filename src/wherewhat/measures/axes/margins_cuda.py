@@ -232,6 +232,49 @@ def _chunks(
     tl.store(squares + row * chunks + chunk, tl.sum(tl.sum(w * w, 1) + total, 0))
 
 
+@triton.jit
+def _axis_sums(w, sums, squares, n, BLOCK: tl.constexpr, SOME: tl.constexpr):
+    """Sums of a causal triangle along one axis for a block of its values; those of queries with sums of squares."""
+    axis, head = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    first = tl.program_id(0) * BLOCK
+    here = first + tl.arange(0, BLOCK)
+    w += head * n * n
+    sums += (head * 3 + axis) * n + here
+    # Neighbouring threads read neighbouring numbers: along keys for a query, and along a block's values for the others.
+    if axis == 1:
+        t = here[:, None].to(tl.int64)
+        by_query = tl.zeros((BLOCK, SOME), tl.float64)
+        square = tl.zeros((BLOCK, SOME), tl.float64)
+        for start in range(0, tl.minimum(first + BLOCK, n), SOME):
+            s = start + tl.arange(0, SOME)[None, :]
+            x = tl.load(w + t * n + s, mask=(s <= t) & (t < n), other=0.0).to(tl.float64)
+            by_query += x
+            square += x * x
+        tl.store(sums, tl.sum(by_query, 1), mask=here < n)
+        tl.store(squares + head * n + here, tl.sum(square, 1), mask=here < n)
+    else:
+        t = here[None, :]
+        total = tl.zeros((SOME, BLOCK), tl.float64)
+        for start in range(first, n, SOME):
+            s = start + tl.arange(0, SOME)[:, None]
+            key = tl.where(axis == 0, s - t, t)
+            total += tl.load(w + s.to(tl.int64) * n + key, mask=(s >= t) & (s < n), other=0.0).to(tl.float64)
+        tl.store(sums, tl.sum(total, 0), mask=here < n)
+
+
+def square_margins(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the packed sums ``(heads, 3n)`` and sums of squares ``(heads,)`` of the lower triangles of ``w``.
+
+    Args:
+        w: Contiguous matrices ``(heads, n, n)``; what is above the diagonal is not read.
+    """
+    heads, n, _ = w.shape
+    sums = torch.empty(heads, 3 * n, dtype=torch.float64, device=w.device)
+    squares = torch.empty(heads, n, dtype=torch.float64, device=w.device)
+    _axis_sums[(-(-n // 64), 3, heads)](w, sums, squares, n, BLOCK=64, SOME=32, num_warps=4)
+    return sums, squares.sum(-1)
+
+
 def applies(q: Tensor) -> bool:
     """Whether the kernels support ``q`` ``(heads, n, d)``: not float64, d a power of two from 16 to 128.
 
