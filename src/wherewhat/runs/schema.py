@@ -210,6 +210,8 @@ def _in_order(column: pa.DictionaryArray) -> pa.DictionaryArray:
     import pyarrow.compute as pc
 
     words = column.dictionary.to_pylist()
+    if len(words) < 2 and column.null_count == (0 if words else len(column)):  # all rows are the same
+        return column
     codes = pc.fill_null(column.indices, len(words)).to_numpy()
     first = np.full(len(words) + 1, len(codes))
     first[codes[::-1]] = np.arange(len(codes))[::-1]  # of equal codes the last one stays: their first row
