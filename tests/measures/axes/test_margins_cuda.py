@@ -36,5 +36,5 @@ def test_margins_of_one_block_equal_those_of_several(monkeypatch):
     several = margins.blocked_margins(lambda i0, i1, j0, j1: w[:, i0:i1, j0:j1].clone(), 2, band, block=16)
     monkeypatch.setattr(margins, "has_triton", lambda device: True)
     one = margins.blocked_margins(lambda i0, i1, j0, j1: w[:, i0:i1, j0:j1], 2, band, block=40)
-    torch.testing.assert_close(one.sums, several.sums, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(one.squares, several.squares, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(one.sums, several.sums, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(one.squares, several.squares, rtol=1e-3, atol=1e-3)

@@ -477,9 +477,7 @@ _RECORDED = 2**26
 """Entries of q above which the kernels take longer than their launches."""
 
 
-def _launched_at_once(
-    attention: LayerAttention, planes: Planes, positions: Tensor, width: int
-) -> dict[str, Tensor]:
+def _launched_at_once(attention: LayerAttention, planes: Planes, positions: Tensor, width: int) -> dict[str, Tensor]:
     """Return the statistics and bounds of a layer; only the bounds if it does not rotate."""
     functions = (_bounds,) if attention.rotation is None else (_bounds, _of_planes)
     names = [*(field.name for field in fields(ResidualBound)), "actual"]
