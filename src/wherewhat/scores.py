@@ -362,7 +362,7 @@ def _read(x: Tensor) -> Tensor:
 
     if not x.is_cuda or x.nbytes > _PINNED:
         return x.cpu()
-    return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x)
+    return torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True).copy_(x)
 
 
 def declaration(name: str, declared: Sequence[Metric]) -> Metric | None:
