@@ -233,33 +233,45 @@ def _chunks(
 
 
 @triton.jit
-def _axis_sums(w, sums, squares, n, BLOCK: tl.constexpr, SOME: tl.constexpr):
-    """Sums of a causal triangle along one axis for a block of its values; those of queries with sums of squares."""
-    axis, head = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    first = tl.program_id(0) * BLOCK
+def _query_sums(w, sums, squares, n, BLOCK: tl.constexpr, SOME: tl.constexpr):
+    """Sums and sums of squares of a block of rows of one causal triangle."""
+    first, head = tl.program_id(0) * BLOCK, tl.program_id(2).to(tl.int64)
     here = first + tl.arange(0, BLOCK)
-    w += head * n * n
-    sums += (head * 3 + axis) * n + here
-    # Neighbouring threads read neighbouring numbers: along keys for a query, and along a block's values for the others.
+    row = here[:, None]
+    total = tl.zeros((BLOCK, SOME), tl.float64)
+    square = tl.zeros((BLOCK, SOME), tl.float64)
+    for start in range(0, tl.minimum(first + BLOCK, n), SOME):
+        key = start + tl.arange(0, SOME)[None, :]
+        place = head * n * n + row.to(tl.int64) * n + key
+        x = tl.load(w + place, mask=(key <= row) & (row < n), other=0.0).to(tl.float64)
+        total += x
+        square += x * x
+    tl.store(sums + (head * 3 + 1) * n + here, tl.sum(total, 1), mask=here < n)
+    tl.store(squares + head * n + here, tl.sum(square, 1), mask=here < n)
+
+
+@triton.jit
+def _other_sums(w, sums, n, axis, BLOCK: tl.constexpr, SOME: tl.constexpr):
+    """Sums of a block of distances (axis 0) or keys (axis 2), whose numbers are neighbours in memory, over all rows."""
+    first, head = tl.program_id(0) * BLOCK, tl.program_id(2).to(tl.int64)
+    here = first + tl.arange(0, BLOCK)
+    value = here[None, :]
+    total = tl.zeros((SOME, BLOCK), tl.float64)
+    for start in range(first, n, SOME):
+        row = start + tl.arange(0, SOME)[:, None]
+        place = head * n * n + row.to(tl.int64) * n + tl.where(axis == 0, row - value, value)
+        total += tl.load(w + place, mask=(row >= value) & (row < n), other=0.0).to(tl.float64)
+    tl.store(sums + (head * 3 + axis) * n + here, tl.sum(total, 0), mask=here < n)
+
+
+@triton.jit
+def _axis_sums(w, sums, squares, n, BLOCK: tl.constexpr, SOME: tl.constexpr):
+    """Sums of a causal triangle along one axis for a block of its values."""
+    axis = tl.program_id(1)
     if axis == 1:
-        t = here[:, None].to(tl.int64)
-        by_query = tl.zeros((BLOCK, SOME), tl.float64)
-        square = tl.zeros((BLOCK, SOME), tl.float64)
-        for start in range(0, tl.minimum(first + BLOCK, n), SOME):
-            s = start + tl.arange(0, SOME)[None, :]
-            x = tl.load(w + t * n + s, mask=(s <= t) & (t < n), other=0.0).to(tl.float64)
-            by_query += x
-            square += x * x
-        tl.store(sums, tl.sum(by_query, 1), mask=here < n)
-        tl.store(squares + head * n + here, tl.sum(square, 1), mask=here < n)
+        _query_sums(w, sums, squares, n, BLOCK, SOME)
     else:
-        t = here[None, :]
-        total = tl.zeros((SOME, BLOCK), tl.float64)
-        for start in range(first, n, SOME):
-            s = start + tl.arange(0, SOME)[:, None]
-            key = tl.where(axis == 0, s - t, t)
-            total += tl.load(w + s.to(tl.int64) * n + key, mask=(s >= t) & (s < n), other=0.0).to(tl.float64)
-        tl.store(sums, tl.sum(total, 0), mask=here < n)
+        _other_sums(w, sums, n, axis, BLOCK, SOME)
 
 
 def square_margins(w: Tensor) -> tuple[Tensor, Tensor]:
