@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from wherewhat.errors import MeasureError
-from wherewhat.scores import CORRELATION, MODEL, SHARE, Column, Metric, Scores, stored_metric
+from wherewhat.scores import CORRELATION, MODEL, SHARE, Column, Metric, Scores, copied_at_once, stored_metric
 
 DECLARED = (
     Metric("r", "r", "", range=SHARE, control="noise"),
@@ -105,3 +105,15 @@ def test_a_metric_has_not_the_name_of_another_column(name):
 def test_a_column_is_a_tensor():
     with pytest.raises(MeasureError, match="a column has values of type list: give a tensor"):
         Column([1.0], ("distance",))
+
+
+def test_tensors_copied_at_once_keep_values_shapes_and_shared_memory():
+    shared, large = torch.arange(24.0).view(2, 3, 4), torch.arange(1000.0)
+    tensors = [*shared.unbind(), shared[1].mT, large[7:9], large[::400], torch.tensor(5.0), torch.zeros(0, 3)]
+    copies = copied_at_once(tensors)
+    for tensor, copy in zip(tensors, copies, strict=True):
+        assert copy.shape == tensor.shape
+        assert torch.equal(copy, tensor)
+        assert copy.data_ptr() != tensor.data_ptr() or not copy.numel()
+    assert copies[1].data_ptr() == copies[2].data_ptr()  # copied once
+    assert copies[0].untyped_storage().nbytes() < large.nbytes  # little of a large tensor

@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
@@ -63,6 +64,25 @@ def random_states() -> Iterator[None]:
     finally:
         for restore, state in states:
             restore(state)
+
+
+_DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
+
+
+@contextmanager
+def computing_on(device: str) -> Iterator[None]:
+    """Make :func:`computing_device` return a GPU inside the context; of several devices joined by "+", the first."""
+    first = device.split("+")[0]
+    token = _DEVICE.set(first if first.startswith("cuda") else "cpu")
+    try:
+        yield
+    finally:
+        _DEVICE.reset(token)
+
+
+def computing_device() -> torch.device:
+    """Return the device for long sums over results that are on the CPU: a GPU that holds the model, else the CPU."""
+    return torch.device(_DEVICE.get())
 
 
 @contextmanager

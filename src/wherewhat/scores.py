@@ -334,26 +334,35 @@ def copied_at_once(tensors: Sequence[Tensor]) -> list[Tensor]:
     for tensor in tensors:
         by_memory.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
     flat: list[Tensor] = []
-    places: dict[int, tuple[int, bool]] = {}
+    places: dict[int, tuple[tuple[int, ...], int]] = {}  # strides and offset of each tensor in the joined copy
+    end = 0
     for parts in by_memory.values():
         size = parts[0].untyped_storage().nbytes() // parts[0].itemsize
         if size <= 2 * sum(part.numel() for part in parts):
-            places |= {id(part): (len(flat), True) for part in parts}
+            places |= {id(part): (part.stride(), end + int(part.storage_offset())) for part in parts}
             flat.append(parts[0].detach().as_strided((size,), (1,), 0))
+            end += size
         else:  # little of a large tensor
-            places |= {id(part): (len(flat) + number, False) for number, part in enumerate(parts)}
-            flat += [part.detach().reshape(-1) for part in parts]
-    pieces = torch.split(torch.cat(flat).cpu(), [len(x) for x in flat])
+            for part in parts:
+                own = part.detach().contiguous()
+                places[id(part)] = own.stride(), end
+                flat.append(own.view(-1))
+                end += len(flat[-1])
+    copy = _read(torch.cat(flat))
+    return [copy.as_strided(tensor.shape, *places[id(tensor)]) for tensor in tensors]
 
-    def part_of(tensor: Tensor) -> Tensor:
-        index, shared = places[id(tensor)]
-        piece = pieces[index]
-        if not shared:
-            return piece.view(tensor.shape)
-        start = piece.storage_offset() + tensor.storage_offset()
-        return piece.as_strided(tensor.shape, tensor.stride(), start)
 
-    return [part_of(tensor) for tensor in tensors]
+_PINNED = 2**28
+"""Largest number of bytes that is read into pinned memory, which torch keeps for the next copy."""
+
+
+def _read(x: Tensor) -> Tensor:
+    """Return a tensor on the CPU. A GPU writes into pinned memory directly, at ten times the speed of other memory."""
+    import torch
+
+    if not x.is_cuda or x.nbytes > _PINNED:
+        return x.cpu()
+    return torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True).copy_(x)
 
 
 def declaration(name: str, declared: Sequence[Metric]) -> Metric | None:

@@ -17,6 +17,7 @@ from wherewhat.measures import graphs
 from wherewhat.measures.axes.margins import bilinear_margins, blocked_margins
 from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.graphs import launched
+from wherewhat.measures.planes import PlanesConfig, statistics
 from wherewhat.measures.swaps import dense, layer
 
 
@@ -181,6 +182,23 @@ def test_recorded_axes_do_not_wait(n):
     with NoWait():
         bilinear_margins(q, k, n, dtype=torch.float32)
         blocked_margins(lambda i0, i1, j0, j1: (q[:, i0:i1] @ k[:, j0:j1].mT).float(), 4, Band(n, n, META), block=512)
+
+
+@pytest.mark.parametrize("n", [512, 8192])
+def test_recorded_planes_do_not_wait(n, monkeypatch):
+    """The fit of what is left has kernels of its own."""
+
+    def record(function, *tensors, **_):
+        function(*tensors)
+        with NoWait():
+            assert len(function(*tensors)) == 5 + 9
+        raise Recorded
+
+    monkeypatch.setattr(statistics, "launched", record)
+    monkeypatch.setattr(statistics, "on_host", lambda positions: torch.arange(n))
+    monkeypatch.setattr(statistics, "fit_margins", lambda rest, terms, **_: Namespace(r=rest.squares))
+    with pytest.raises(Recorded):
+        statistics.layer_scores(meta_layer(n), PlanesConfig())
 
 
 def test_what_waits_is_refused():

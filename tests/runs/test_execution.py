@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -261,3 +262,19 @@ def test_a_model_is_forgotten_with_its_texts(folder, text, tmp_path):
     assert model() is None
     assert weight() is None
     assert not models.texts
+
+
+def test_objects_of_before_are_left_out_of_garbage_collections_while_a_run_is_measured(folder, text, tmp_path):
+    counts = []
+
+    class Counting(Silent):
+        def say(self, line):
+            counts.append(gc.get_freeze_count())
+
+    models, progress = LastModel(), Counting()
+    prepared = prepare(request(folder, text), out=tmp_path, progress=progress, models=models)
+    gc.unfreeze()
+    counts.clear()
+    measure(prepared, progress=progress, models=models)
+    assert min(counts) > 0
+    assert gc.get_freeze_count() == 0

@@ -9,7 +9,16 @@ import safetensors.torch
 import torch
 
 from wherewhat.errors import MeasureError, StoreError
-from wherewhat.runs.schema import ProfileFile, join_curves, profile_name, stored_curves, write_profiles
+from wherewhat.files import canonical_json
+from wherewhat.runs.schema import (
+    SCHEMA_VERSION,
+    VERSION_KEY,
+    ProfileFile,
+    join_curves,
+    profile_name,
+    stored_curves,
+    write_profiles,
+)
 from wherewhat.scores import MODEL, Column
 
 
@@ -41,7 +50,8 @@ def test_bytes_equal_those_of_the_safetensors_package(tmp_path):
         metadata = file.metadata()
     theirs = safetensors.torch.save({name: p.values for name, p in profiles.items()}, metadata=metadata)
     assert ours == theirs
-    assert json.loads(metadata["wherewhat"])["axes"] == {name: list(p.axes) for name, p in profiles.items()}
+    axes = {name: list(p.axes) for name, p in profiles.items()}
+    assert metadata["wherewhat"] == canonical_json({"axes": axes, VERSION_KEY: SCHEMA_VERSION})
 
 
 def test_reading_gives_back_every_value_and_axis(tmp_path):

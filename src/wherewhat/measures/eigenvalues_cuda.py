@@ -1,7 +1,7 @@
 """Triton kernels for the eigenvalues of many small symmetric matrices; imported only where there is a GPU.
 
 ``torch.linalg.eigvalsh`` takes about 0.7 ms for each matrix of a batch on a GPU. Here each matrix is a program: it is
-held in registers, made tridiagonal by Householder reflections, and its eigenvalues are bisected by Sturm counts.
+held in registers, made tridiagonal by Householder reflections, and its eigenvalues are enclosed by Sturm counts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ _SMALLEST = 16
 
 _HALVINGS = 60
 """Halvings of the interval that contains all eigenvalues; float64 has 53 bits."""
+
+_POINTS = 4
+"""Points at which the number of eigenvalues below is counted in each round, for each eigenvalue."""
 
 
 @triton.jit
@@ -88,18 +91,23 @@ def _below(diagonal, beside, matrix, d, point, tiny):
 
 
 @triton.jit
-def _bisection(diagonal, beside, values, d, D: tl.constexpr, HALVINGS: tl.constexpr):
-    """Find all eigenvalues of one tridiagonal matrix a program, ascending."""
+def _sections(diagonal, beside, values, d, D: tl.constexpr, POINTS: tl.constexpr, ROUNDS: tl.constexpr):
+    """Find all eigenvalues of one tridiagonal matrix a program, ascending, each in one of POINTS + 1 parts a round.
+
+    A division waits long for the one before it: a thread counts for several points at once, in hardly more time.
+    """
     matrix = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, D)
+    share = (tl.arange(0, POINTS) + 1).to(tl.float64) / (POINTS + 1)
     lowest, highest, tiny = _reach(diagonal, beside, matrix, d, i)
     low = tl.zeros((D,), tl.float64) + lowest
     high = tl.zeros((D,), tl.float64) + highest
-    for _ in range(HALVINGS):
-        point = 0.5 * (low + high)
-        below = _below(diagonal, beside, matrix, d, point, tiny)
-        high = tl.where(below > i, point, high)
-        low = tl.where(below > i, low, point)
+    for _ in range(ROUNDS):
+        point = low[:, None] + (high - low)[:, None] * share[None, :]
+        beyond = _below(diagonal, beside, matrix, d, point, tiny) > i[:, None]
+        upper = tl.min(tl.where(beyond, point, high[:, None]), 1)
+        low = tl.max(tl.where(beyond, low[:, None], point), 1)
+        high = upper
     tl.store(values + matrix * d + i, 0.5 * (low + high), mask=i < d)
 
 
@@ -123,8 +131,9 @@ def symmetric_eigenvalues(matrices: Tensor) -> Tensor:
     diagonal, beside = _reduced(matrices)
     (count, d), padded = diagonal.shape, _padded(diagonal.shape[1])
     values = torch.empty_like(diagonal)
+    shape = {"D": padded, "POINTS": _POINTS, "num_warps": max(1, padded // 32)}
     if count:
-        _bisection[(count,)](diagonal, beside, values, d, D=padded, HALVINGS=_HALVINGS, num_warps=max(1, padded // 32))
+        _sections[(count,)](diagonal, beside, values, d, ROUNDS=_rounds(_POINTS), **shape)
     return values
 
 
@@ -133,10 +142,16 @@ def largest_eigenvalues(matrices: Tensor) -> Tensor:
     diagonal, beside = _reduced(matrices)
     (count, d), padded = diagonal.shape, _padded(diagonal.shape[1])
     values = diagonal.new_empty(count)
-    rounds = math.ceil(_HALVINGS / math.log2(padded + 1))
     if count:
-        _largest[(count,)](diagonal, beside, values, d, D=padded, ROUNDS=rounds, num_warps=max(1, padded // 32))
+        _largest[(count,)](
+            diagonal, beside, values, d, D=padded, ROUNDS=_rounds(padded), num_warps=max(1, padded // 32)
+        )
     return values
+
+
+def _rounds(points: int) -> int:
+    """Return the number of rounds after which one of ``points + 1`` parts is as small as after all halvings."""
+    return math.ceil(_HALVINGS / math.log2(points + 1))
 
 
 def _reduced(matrices: Tensor) -> tuple[Tensor, Tensor]:

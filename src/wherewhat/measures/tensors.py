@@ -177,11 +177,15 @@ def scores_by_text(
         curves: Columns with a first axis ``head`` of all texts' heads or ``text`` of all texts; others are shared.
     """
     texts = attention.texts
-    by_head = {name: x.view(texts, -1) for name, x in (heads or {}).items()}
+    # All parts of a tensor by one call: a call for each text would take longer than many a kernel.
+    by_head = {name: x.view(texts, -1).unbind() for name, x in (heads or {}).items()}
     split = {
-        name: torch.unflatten(column.values, 0, (texts, -1)) if column.axes[0] == "head" else column.values
+        name: (torch.unflatten(column.values, 0, (texts, -1)) if column.axes[0] == "head" else column.values).unbind()
         for name, column in (curves or {}).items()
         if column.axes and column.axes[0] in ("head", "text")
+    }
+    of_texts = {
+        name: x.unbind() if isinstance(x, Tensor) and x.ndim else [x] * texts for name, x in (whole or {}).items()
     }
 
     def curve(name: str, column: Column, text: int) -> Column:
@@ -193,10 +197,7 @@ def scores_by_text(
         Scores(
             layer=attention.layer,
             heads={name: x[text] for name, x in by_head.items()},
-            whole={
-                name: x[text] if isinstance(x, Tensor) and x.ndim else x  # type: ignore[misc]
-                for name, x in (whole or {}).items()
-            },
+            whole={name: x[text] for name, x in of_texts.items()},  # type: ignore[misc]
             curves={name: curve(name, column, text) for name, column in (curves or {}).items()},
         )
         for text in range(texts)

@@ -7,7 +7,7 @@ import functools
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -34,7 +34,7 @@ from wherewhat.measures.measurement import (
     measure_text,
 )
 from wherewhat.models.loaded import LoadedModel, evaluation
-from wherewhat.numerics import new_process_settings, weight_dtypes
+from wherewhat.numerics import computing_on, new_process_settings, weight_dtypes
 from wherewhat.options import build_config
 from wherewhat.progress import Progress, Silent, counted, duration
 from wherewhat.runs.directory import NewPart, Provenance, RunDirectory, model_provenance
@@ -275,6 +275,7 @@ def measure_together(
     loaded = jobs[0].prepared.loaded
 
     with ExitStack() as stack:
+        stack.enter_context(_known_objects_kept())
         # Always in the same order: two processes that wait for each other's locks would wait for ever.
         for job in sorted(jobs, key=lambda job: job.directory.path):
             stack.enter_context(job.held(on_wait=progress.say))
@@ -295,6 +296,22 @@ def measure_together(
             if not job.ended:
                 job.finish()
         yield from _ended(waiting)
+
+
+@contextmanager
+def _known_objects_kept() -> Iterator[None]:
+    """Leave the objects that exist already, such as the model's, out of garbage collections inside the context.
+
+    A collection would look through hundreds of thousands of objects of packages, which takes as long as a pass.
+    """
+    if gc.get_freeze_count():  # by the caller, whose objects stay as they are
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _ended(waiting: dict[int, _Job]) -> Iterator[tuple[int, RunDirectory | WherewhatError]]:
@@ -389,7 +406,8 @@ class _Job:
                         self._new[name].scores if name in self._new else self.directory.part(name)
                         for name in self.inputs
                     ]
-                    scores = as_scores(measurement, measurement.combine(parts, self.config))
+                    with computing_on(self.prepared.loaded.device):
+                        scores = as_scores(measurement, measurement.combine(parts, self.config))
                     self.save(_TOGETHER, scores, seconds=time.perf_counter() - started)
                 texts = [item.document for item in self.inputs.values()]
                 provenance = _provenance(self.subject, texts, self.request.model.revision)

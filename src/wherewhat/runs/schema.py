@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -96,20 +97,25 @@ def score_table(scores: Scores, source: Mapping[str, JSON], document: str | None
     import torch
 
     codes = {name: code for code, name in enumerate(sorted(scores.names))}
-    layers, heads, metrics, values = [], [], [], []
-    for layer_scores in scores:
+    layers, heads, metrics, values = list[Any](), list[Any](), list[Any](), list[Any]()
+
+    def content(part: Scores) -> tuple[list[str], list[str], int]:
+        """Return the metrics of heads, those of the whole, and the number of heads."""
+        return sorted(part.heads), sorted(part.whole), len(next(iter(part.heads.values()), ()))
+
+    for (named, whole, count), alike in groupby(scores, key=content):  # layers mostly have the same rows
+        group = [*alike]
         # Rows of a layer are sorted by head and then metric; those of the layer as a whole come last.
-        named = sorted(layer_scores.heads)
+        numbers = [np.array([[part.whole[name] for name in whole] for part in group], np.float64)]
         if named:
-            matrix = torch.stack([layer_scores.heads[name] for name in named], 1)
-            heads.append(np.repeat(np.arange(len(matrix), dtype=np.int32), len(named)))
-            metrics.append(np.tile(np.array([codes[name] for name in named], np.int32), len(matrix)))
-            values.append(matrix.flatten().numpy())
-        whole = sorted(layer_scores.whole)
-        heads.append(np.full(len(whole), MODEL, np.int32))
-        metrics.append(np.array([codes[name] for name in whole], np.int32))
-        values.append(np.array([layer_scores.whole[name] for name in whole], np.float64))
-        layers.append(np.full(len(whole) + (len(matrix) * len(named) if named else 0), layer_scores.layer, np.int32))
+            by_metric = [torch.stack([part.heads[name] for part in group]) for name in named]
+            numbers.insert(0, torch.stack(by_metric, -1).view(len(group), -1).numpy())
+        values.append(np.concatenate(numbers, 1).ravel())
+        places = [np.repeat(np.arange(count, dtype=np.int32), len(named)), np.full(len(whole), MODEL, np.int32)]
+        heads.append(np.tile(np.concatenate(places), len(group)))
+        names = np.array([codes[name] for name in [*named * count, *whole]], np.int32)
+        metrics.append(np.tile(names, len(group)))
+        layers.append(np.repeat(np.array([part.layer for part in group], np.int32), len(names)))
     layer, head, metric, value = map(np.concatenate, (layers, heads, metrics, values))
     shared = {**source, "document": document}
     columns = {
@@ -204,6 +210,8 @@ def _in_order(column: pa.DictionaryArray) -> pa.DictionaryArray:
     import pyarrow.compute as pc
 
     words = column.dictionary.to_pylist()
+    if len(words) < 2 and column.null_count == (0 if words else len(column)):  # all rows are the same
+        return column
     codes = pc.fill_null(column.indices, len(words)).to_numpy()
     first = np.full(len(words) + 1, len(codes))
     first[codes[::-1]] = np.arange(len(codes))[::-1]  # of equal codes the last one stays: their first row
@@ -393,8 +401,11 @@ def write_profiles(path: Path, profiles: Mapping[str, Column]) -> dict[str, JSON
         content = values.reshape(-1).view(torch.uint8).numpy()
         ordered.append((_ORDER.index(_DTYPES[dtype]), name, _DTYPES[dtype], list(values.shape), content))
     ordered.sort(key=lambda entry: entry[:2])
-    axes = {name: list(profiles[name].axes) for name in profiles}
-    details = canonical_json({"axes": axes, VERSION_KEY: SCHEMA_VERSION})
+    # Curves share few kinds of axes, each of which is encoded once; the names are checked above.
+    kinds = {name: tuple(column.axes) for name, column in profiles.items()}
+    encoded_axes = {axes: canonical_json(list(axes)) for axes in set(kinds.values())}
+    axes = ",".join(f"{_quoted(name)}:{encoded_axes[kinds[name]]}" for name in sorted(kinds))
+    details = f'{{"axes":{{{axes}}},{_quoted(VERSION_KEY)}:{SCHEMA_VERSION}}}'
     header: dict[str, Any] = {"__metadata__": {_METADATA_KEY: details}}
     end = 0
     for _, name, dtype, shape, content in ordered:
@@ -403,6 +414,9 @@ def write_profiles(path: Path, profiles: Mapping[str, Column]) -> dict[str, JSON
     encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     encoded += b" " * (-len(encoded) % 8)
     return write_parts(path, [len(encoded).to_bytes(8, "little"), encoded, *(entry[-1] for entry in ordered)])
+
+
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def stored_curves(file: ProfileFile) -> dict[str, Column]:

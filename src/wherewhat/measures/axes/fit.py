@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_ma
 from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, SubsetFits, distance_error, fit_subsets
 from wherewhat.measures.graphs import launched
 from wherewhat.measures.tensors import by_text, check_heads, check_single_text, scores_by_text, token_ranks
-from wherewhat.numerics import has_triton
+from wherewhat.numerics import computing_device, has_triton
 from wherewhat.options import short_repr
 from wherewhat.scores import Column, Scores
 
@@ -478,18 +479,55 @@ def _root(share: Tensor) -> float:
     return float(share.clamp(0, 1).sqrt())
 
 
+_SHARED = {"cpu": 1, "cuda": 2**22}
+"""Entries of distance curves up to which layers are fitted at once: a CPU's caches hold one layer."""
+
+
 def shared_scores(documents: Sequence[Scores]) -> Scores:
     """Return r of every head with one distance curve for all documents, next to r with separate curves."""
-    layers = []
-    for same in zip(*(document.layers for document in documents), strict=True):
-        if any("a" not in layer.curves for layer in same):
-            continue
-        fit = shared_curve(
-            torch.stack([layer.curves["a"].values for layer in same]),
-            *(torch.stack([layer.heads[name] for layer in same]) for name in ("sse", "tss", "logit_mean")),
-            n=same[0].curves["b"].values.shape[-1],
-        )
-        heads = {"r_shared": fit.r.mean(0), "r_shared_pooled": fit.r_pooled, "r_separate": fit.r_separate.mean(0)}
-        curve = Column(fit.a.float(), ("head", "distance"))
-        layers.append(Scores(layer=same[0].layer, heads=heads, curves={"shared_a": curve}))
+    device = computing_device()
+    most, layers = _SHARED[device.type], list[Scores]()
+    fitted = [
+        same
+        for same in zip(*(document.layers for document in documents), strict=True)
+        if all("a" in layer.curves for layer in same)
+    ]
+    for _, alike in groupby(fitted, key=_shape):
+        group = [*alike]
+        step = max(1, most // sum(layer.curves["a"].values.numel() for layer in group[0]))
+        for some in (group[start : start + step] for start in range(0, len(group), step)):
+            layers += _shared(some, device)
     return Scores(layers=layers)
+
+
+def _shape(layers: Sequence[Scores]) -> tuple[int, ...]:
+    """Return what layers have in common that are fitted at once: heads, distances and queries."""
+    return (*layers[0].curves["a"].values.shape, layers[0].curves["b"].values.shape[-1])
+
+
+def _shared(layers: Sequence[Sequence[Scores]], device: torch.device) -> list[Scores]:
+    """Return the shared scores of layers of the same shape, each given by its documents."""
+
+    def joined(name: str) -> Tensor:
+        """Return the curves a, or values, of all layers' heads by document."""
+        of_documents = zip(*layers, strict=True)
+        return torch.stack(
+            [
+                torch.cat([layer.curves["a"].values if name == "a" else layer.heads[name] for layer in of_document])
+                for of_document in of_documents
+            ]
+        ).to(device)
+
+    n = layers[0][0].curves["b"].values.shape[-1]
+    fit = shared_curve(*map(joined, ("a", "sse", "tss", "logit_mean")), n=n)
+    heads = {"r_shared": fit.r.mean(0), "r_shared_pooled": fit.r_pooled, "r_separate": fit.r_separate.mean(0)}
+    columns = {name: x.cpu().tensor_split(len(layers)) for name, x in heads.items()}
+    curves = fit.a.float().cpu().tensor_split(len(layers))
+    return [
+        Scores(
+            layer=same[0].layer,
+            heads={name: x[index] for name, x in columns.items()},
+            curves={"shared_a": Column(curves[index], ("head", "distance"))},
+        )
+        for index, same in enumerate(layers)
+    ]

@@ -26,6 +26,10 @@ def blocked_margins(logits: Logits, heads: int, band: Band, *, block: int) -> Ma
         block: Rows of a block.
     """
     n, width = band.n, band.width
+    if width == n <= block and has_triton(band.device):
+        from wherewhat.measures.axes.margins_cuda import square_margins
+
+        return Margins(band, *square_margins(logits(0, n, 0, n).contiguous()))
     sums = torch.zeros(heads, sum(band.sizes), dtype=torch.float64, device=band.device)
     by_distance, by_query, by_key = band.unpack(sums)
     squares = torch.zeros(heads, dtype=torch.float64, device=band.device)

@@ -232,6 +232,61 @@ def _chunks(
     tl.store(squares + row * chunks + chunk, tl.sum(tl.sum(w * w, 1) + total, 0))
 
 
+@triton.jit
+def _query_sums(w, sums, squares, n, BLOCK: tl.constexpr, SOME: tl.constexpr):
+    """Sums and sums of squares of a block of rows of one causal triangle."""
+    first, head = tl.program_id(0) * BLOCK, tl.program_id(2).to(tl.int64)
+    here = first + tl.arange(0, BLOCK)
+    row = here[:, None]
+    total = tl.zeros((BLOCK, SOME), tl.float64)
+    square = tl.zeros((BLOCK, SOME), tl.float64)
+    for start in range(0, tl.minimum(first + BLOCK, n), SOME):
+        key = start + tl.arange(0, SOME)[None, :]
+        place = head * n * n + row.to(tl.int64) * n + key
+        x = tl.load(w + place, mask=(key <= row) & (row < n), other=0.0).to(tl.float64)
+        total += x
+        square += x * x
+    tl.store(sums + (head * 3 + 1) * n + here, tl.sum(total, 1), mask=here < n)
+    tl.store(squares + head * n + here, tl.sum(square, 1), mask=here < n)
+
+
+@triton.jit
+def _other_sums(w, sums, n, axis, BLOCK: tl.constexpr, SOME: tl.constexpr):
+    """Sums of a block of distances (axis 0) or keys (axis 2), whose numbers are neighbours in memory, over all rows."""
+    first, head = tl.program_id(0) * BLOCK, tl.program_id(2).to(tl.int64)
+    here = first + tl.arange(0, BLOCK)
+    value = here[None, :]
+    total = tl.zeros((SOME, BLOCK), tl.float64)
+    for start in range(first, n, SOME):
+        row = start + tl.arange(0, SOME)[:, None]
+        place = head * n * n + row.to(tl.int64) * n + tl.where(axis == 0, row - value, value)
+        total += tl.load(w + place, mask=(row >= value) & (row < n), other=0.0).to(tl.float64)
+    tl.store(sums + (head * 3 + axis) * n + here, tl.sum(total, 0), mask=here < n)
+
+
+@triton.jit
+def _axis_sums(w, sums, squares, n, BLOCK: tl.constexpr, SOME: tl.constexpr):
+    """Sums of a causal triangle along one axis for a block of its values."""
+    axis = tl.program_id(1)
+    if axis == 1:
+        _query_sums(w, sums, squares, n, BLOCK, SOME)
+    else:
+        _other_sums(w, sums, n, axis, BLOCK, SOME)
+
+
+def square_margins(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the packed sums ``(heads, 3n)`` and sums of squares ``(heads,)`` of the lower triangles of ``w``.
+
+    Args:
+        w: Contiguous matrices ``(heads, n, n)``; what is above the diagonal is not read.
+    """
+    heads, n, _ = w.shape
+    sums = torch.empty(heads, 3 * n, dtype=torch.float64, device=w.device)
+    squares = torch.empty(heads, n, dtype=torch.float64, device=w.device)
+    _axis_sums[(-(-n // 64), 3, heads)](w, sums, squares, n, BLOCK=64, SOME=32, num_warps=4)
+    return sums, squares.sum(-1)
+
+
 def applies(q: Tensor) -> bool:
     """Whether the kernels support ``q`` ``(heads, n, d)``: not float64, d a power of two from 16 to 128.
 

@@ -17,6 +17,7 @@ from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import band_width, fit_margins
 from wherewhat.measures.axes.margins import diagonal_sums
 from wherewhat.measures.axes.solver import Band, Margins
+from wherewhat.measures.graphs import launched
 from wherewhat.measures.planes import PlanesConfig
 from wherewhat.measures.tensors import (
     check_finite,
@@ -27,6 +28,7 @@ from wherewhat.measures.tensors import (
     on_host,
     scores_by_text,
 )
+from wherewhat.numerics import has_triton
 from wherewhat.options import short_repr
 from wherewhat.scores import Column, Scores
 
@@ -448,8 +450,7 @@ def layer_scores(attention: LayerAttention, config: PlanesConfig) -> list[Scores
     """
     merged = attention.merged
     planes, positions, width = _layout(merged)
-    functions = (_bounds,) if merged.rotation is None else (_bounds, _of_planes)
-    values = _by_key_heads(merged.rot_q[0], merged.rot_k[0], planes, positions, width, *functions)
+    values = _launched_at_once(merged, planes, positions, width)
     heads = {
         "residual_bound": values["bound"],
         "residual_share": values["actual"],
@@ -470,6 +471,29 @@ def layer_scores(attention: LayerAttention, config: PlanesConfig) -> list[Scores
             # The inverse of the period, which is infinite for planes that never turn.
             curves["plane_turns_per_token"] = Column(1 / stats.period, ("plane",))
     return scores_by_text(attention, heads=heads, whole=whole, curves=curves)
+
+
+_RECORDED = 2**26
+"""Entries of q above which the kernels take longer than their launches."""
+
+
+def _launched_at_once(attention: LayerAttention, planes: Planes, positions: Tensor, width: int) -> dict[str, Tensor]:
+    """Return the statistics and bounds of a layer; only the bounds if it does not rotate."""
+    functions = (_bounds,) if attention.rotation is None else (_bounds, _of_planes)
+    names = [*(field.name for field in fields(ResidualBound)), "actual"]
+    if attention.rotation is not None:
+        names += [field.name for field in fields(PlaneStats) if field.name not in ("period", "slow")]
+
+    def computed(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+        values = _by_key_heads(q, k, planes, positions, width, *functions)
+        return tuple(values[name] for name in names)
+
+    q, k = attention.rot_q[0], attention.rot_k[0]
+    # The fit on a band is solved by iterations, which wait for the GPU.
+    whole = width == attention.n and has_triton(q.device) and q.numel() <= _RECORDED
+    key = ("planes", id(planes), width) if whole else None
+    held = 16 * 8 * (q.numel() + k.numel())  # the Fourier transforms of long texts, and their copies, are the largest
+    return dict(zip(names, launched(computed, q, k, positions, key=key, held=held, kept=lambda: planes), strict=True))
 
 
 @dataclass(frozen=True)
