@@ -163,7 +163,6 @@ def _settings(options: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any
         "threads": None if cuda else torch.get_num_threads(),
         "documents": options.documents,
         "tokens": options.tokens,
-        "repeat": options.repeat,
         "torch": torch.__version__,
     }
 
@@ -258,6 +257,7 @@ def measured(name: str, subject: ModelSubject, works: Sequence[Work], options: a
         "memory_mib": None if peaks[0] is None or peaks[1] is None else peaks[1] - peaks[0],
         "documents": options.documents,
         "timed": sum(len(ids) for ids in work.ids),
+        "repeat": options.repeat,
     }
 
 

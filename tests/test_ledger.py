@@ -84,4 +84,4 @@ def test_shapes_and_more_measurements_in_the_same_file(ledger, tmp_path):
     assert second["skipped"]["prompts"].startswith("the model has no tokenizer")
     assert second["skipped"]["choices"].startswith("the tokenizer does not report where words are")
     with pytest.raises(SystemExit, match="other settings"):
-        ledger(*fixed, "--repeat", 2, "--json", out)
+        ledger(*fixed, "--documents", 1, "--json", out)
