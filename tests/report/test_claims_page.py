@@ -77,7 +77,7 @@ def test_all_stored_results_side_by_side():
 def test_the_page_in_a_browser(browser, shots, tmp_path):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     (tmp_path / RUN).mkdir()
-    names = ("smollm2", "tinyllama-1.1b-25", "stories15m", "multihop")
+    names = ("smollm2", "tinyllama-1.1b", "stories15m", "multihop")
     stored = [Judgement.load(STUDIES / f"{name}.json").data for name in names]
     path = write_claims_page([hostile(), *stored], tmp_path / "page.html", runs=[tmp_path])
     with opening(browser, path) as page:
