@@ -1,12 +1,16 @@
-"""Identity: tables on the pages of claims and of scaling are those of the stored results."""
+"""Identity: tables of the pages are those of the stored results."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 from types import ModuleType
+
+import pytest
 
 from helpers.pages import ROOT
 from wherewhat.measures.measurement import BUILT_IN, measurements
+from wherewhat.measures.statistics import interval
 
 
 def summary_of(study: str) -> ModuleType:
@@ -66,3 +70,18 @@ def test_the_page_that_chooses_a_method_has_the_numbers_of_the_comparison_and_is
             assert row[:2] == cells[-2:], name
             assert row[2] == rows_of(answers)[name][-1].split()[0], name
     assert len(chosen.keys() & rows_of(losses).keys()) >= 10
+
+
+@pytest.mark.parametrize(("name", "quarter", "lengths"), [("smollm2", 2048, "24"), ("tinyllama", 512, "248")])
+def test_the_distance_of_far_keys_has_the_numbers_of_the_variants(name, quarter, lengths):
+    page = (ROOT / "docs" / "lengths.md").read_text("utf-8").split("### Distance of far keys")[1].split("\n### ")[0]
+    folder = ROOT / "studies" / "lengths"
+    files = (folder / f"{name}.json", folder / "variants" / f"{name}.json")
+    usual, varied = (json.loads(file.read_text("utf-8"))["lengths"] for file in files)
+    for length in lengths:
+        for results, method in ((usual, "near-far"), (usual, "self-extend"), (varied, f"near-far:distance={quarter}")):
+            measured = [document["methods"][method] for document in results[length].values()]
+            metrics = ("loss_rise", "found_beyond", "answered")
+            each = [interval([numbers[metric] for numbers in measured]) for metric in metrics]
+            cells = " | ".join(f"{x.mean:.3f} ± {x.reach:.3f}" for x in each)
+            assert f"| {cells} |" in page, (length, method)
