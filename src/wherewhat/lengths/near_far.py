@@ -50,8 +50,8 @@ class NearFar(LengthMethod):
     Attributes:
         sinks: s, the first keys that stay visible.
         window: L, the last keys, the query's own among them; by default half the training length.
-        distance: Distance at which far keys and the first keys are seen; by default L. Nearer, more of them is found, and
-            the loss rises.
+        distance: Distance at which far keys and the first keys are seen; by default L. Nearer, more is found, and the
+            loss rises.
         top: k, the number of far keys that a query of a head sees.
         chosen: Logit by which far keys are chosen.
         seen: Logit that they have in the softmax.
