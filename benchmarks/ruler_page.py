@@ -208,7 +208,8 @@ that were trained on chats. Prompt and answer fit into the length in every sampl
 and before scoring. Answers are greedy, with RULER's number of new tokens: {NEW_TOKENS["niah_single_1"]} for needles,
 {NEW_TOKENS["vt"]} for `vt`, {NEW_TOKENS["cwe"]} for `cwe`, {NEW_TOKENS["fwe"]} for `fwe` and {NEW_TOKENS["qa_1"]} for
 questions. An answer may end early when it contains all references, because its score is then certain.
-Parameters of length methods are those for the length of the whole context, the same for all samples.
+Parameters of length methods are those for the length of the whole context, the same for all samples; a name with a
+colon has another one, such as the [distance of far keys](lengths.md#distance-of-far-keys).
 """
 
 _REST = f"""## How to repeat it
