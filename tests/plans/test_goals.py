@@ -207,7 +207,9 @@ def test_a_missed_goal_names_the_nearest_of_the_best_selector(model, tmp_path, t
     message = (
         "no plan that keeps at most 88% of the groups reaches the goal on the documents for choosing; the nearest "
     )
-    with pytest.raises(MeasureError, match=f"{message}keeps 88% by induction, with a rise of 0.400 nats and 60.2% of") as error:
+    with pytest.raises(
+        MeasureError, match=f"{message}keeps 88% by induction, with a rise of 0.400 nats and 60.2% of"
+    ) as error:
         goal_plan(model, tmp_path, max_rise=0.03)
     assert str(error.value).endswith(", and misses it by 0.37 nats: give a larger --max-rise or a larger --window")
     with pytest.raises(MeasureError, match=f"{message}keeps 88%, with a rise of 0.600 nats") as error:
@@ -219,10 +221,14 @@ def test_the_sentence_says_that_other_documents_miss_the_goal(model, tmp_path, t
     two_groups[2].add(tuple(TEXTS[2]))
     sentence = goal_plan(model, tmp_path, max_rise=0.03, min_found=0.95, selector="mass").provenance["sentence"]
     assert "On the documents for choosing the goal is met: a rise of 0.000 nats and 99.6% of the retrieval" in sentence
-    assert sentence.endswith("on those for measuring it is missed by 0.92 nats: a rise of 0.500 nats and 50% of the retrieval.")
+    assert sentence.endswith(
+        "on those for measuring it is missed by 0.92 nats: a rise of 0.500 nats and 50% of the retrieval."
+    )
     unmeasured = goal_plan(model, tmp_path, max_rise=0.03, selector="mass", documents=0).provenance["sentence"]
     assert unmeasured.endswith("the goal is met: a rise of 0.000 nats and 99.6% of the retrieval.")
-    assert "; what this costs on documents that were not used for choosing was not measured and is unknown." in unmeasured
+    assert (
+        "; what this costs on documents that were not used for choosing was not measured and is unknown." in unmeasured
+    )
 
 
 def test_a_part_of_no_retrieval_is_not_judged():
