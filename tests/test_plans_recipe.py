@@ -176,7 +176,7 @@ def test_ready_plan(recipe, tmp_path, monkeypatch):
     one = run()
     plan, loaded = Plan.load(tmp_path / "docs/plans/speller.json"), load(str(tmp_path / "speller"))
     plan.check(loaded.model, prove(loaded.model))
-    assert plan.provenance["share"] == one["groups"]["share"] == 0.05
+    assert plan.provenance["share"] == one["groups"]["share"] == 0
     assert one["curves"]["share"] == 0.25
     assert len(one["curves"]["auto"]) == 6  # chosen by the cost
     assert plan.provenance["weights_hash"] == one["weights_hash"] == loaded.weights_hash

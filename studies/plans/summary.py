@@ -115,7 +115,8 @@ def ready(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
         plan = one["groups"]
         missed = one["goal_missed"] is not None
         title = TITLES.get(name, name)
-        own = next(row for row in rows_of(plan, "auto") if row["share"] == plan["share"])
+        rows = [row for selector in ("auto", "none", "all") for row in rows_of(plan, selector)]  # none and all: 0 and 1
+        own = next(row for row in rows if row["share"] == plan["share"])
         cells = [
             title if missed else f"[{title}](plans/{name}.json)",
             "none reaches the goal" if missed else kept(plan, plan["share"]),

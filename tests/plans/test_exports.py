@@ -137,9 +137,10 @@ def test_wrong_units_and_sinks_are_refused_before_loading(kind, changes, message
 
 
 def test_other_models_and_wrong_names_are_refused(tmp_path):
-    plan = layer_plan("llama")
-    with pytest.raises(MeasureError, match="has other weights: make a plan of this model"):
-        export_plan(plan, {"vllm": tmp_path / "x"}, model=tiny("llama", seed=1))
+    plan, other = layer_plan("llama"), tiny("llama", seed=1)
+    other.config._name_or_path = "None"  # as in a GGUF file that transformers has read
+    with pytest.raises(MeasureError, match="and LlamaForCausalLM has other weights: make a plan of this model"):
+        export_plan(plan, {"vllm": tmp_path / "x"}, model=other)
     with pytest.raises(ConfigError, match=r"swaa runs llama, .* is of type gemma2"):
         export_plan(layer_plan("gemma2"), {"swaa": tmp_path / "x"}, model=shared("gemma2"))
     with pytest.raises(ConfigError, match="has no kind 'vlm': did you mean 'vllm'"):

@@ -277,7 +277,7 @@ def test_goals(model, tmp_path, monkeypatch):
         return PlanOutcome(3.0, 0.4) if args[3] else PlanOutcome(2.0, 0.8)
 
     monkeypatch.setattr(planner, "measure_plan", poor)
-    nearest = "the nearest keeps 90%, with a rise of 1.000 nats and 50% of the retrieval"
+    nearest = "the nearest keeps 88%, with a rise of 1.000 nats and 50% of the retrieval"
     with pytest.raises(MeasureError, match=nearest):
         make_plan(model, max_rise=0.5, texts=TEXTS, out=tmp_path / "rise", **RANKS)
     with pytest.raises(MeasureError, match=nearest):

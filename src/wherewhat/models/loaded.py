@@ -191,7 +191,8 @@ def check_device_map(device_map: Any, device: str) -> None:
 
 def model_name(model: Any) -> str:
     """Return the last part of the name that a model was loaded by, or that of its class."""
-    parts = PurePath(str(getattr(model.config, "_name_or_path", "") or "").replace("\\", "/")).parts
+    name = str(getattr(model.config, "_name_or_path", "") or "")
+    parts = PurePath("" if name == "None" else name.replace("\\", "/")).parts  # "None" is what a GGUF file leaves
     # A folder of the hub's cache is …/models--organisation--name/snapshots/commit.
     cached = next((part.rsplit("--", 1)[1] for part in reversed(parts) if part.startswith("models--")), "")
     last = parts[-1] if parts and not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", parts[-1]) else ""

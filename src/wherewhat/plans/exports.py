@@ -143,7 +143,7 @@ def export_plan(
         loaded = load_model(model, say=progress.say, hashed=False)
         with new_process_settings(weight_dtypes(loaded.model)), evaluation(loaded.model):
             proof = current_proof(loaded.model)
-            plan.check(loaded.model, proof, advice="")
+            plan.check(loaded.model, dataclasses.replace(proof, name=loaded.name), advice="")
             return finish_plan(loaded, proof, plan, paths, context=context, memory=bytes_)
 
 

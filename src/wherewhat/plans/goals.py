@@ -45,8 +45,8 @@ class Attempt:
     @property
     def in_words(self) -> str:
         """Rise and retrieval in words."""
-        retrieved = "" if self.part is None else f" and {100 * self.part:.3g}% of the retrieval"
-        return f"a rise of {self.rise:.3f} nats{retrieved}"
+        retrieved = "" if self.part is None else f" and {100 * self.part:z.3g}% of the retrieval"
+        return f"a rise of {self.rise:z.3f} nats{retrieved}"
 
     @property
     def row(self) -> dict[str, Any]:
@@ -56,11 +56,8 @@ class Attempt:
 
 
 def distinct_shares(units: int) -> list[float]:
-    """Return the shares to search, ascending: of those that keep the same number of units the smallest."""
-    shares: dict[int, float] = {}
-    for share in _SHARES:
-        shares.setdefault(round(share * units), share)
-    return list(shares.values())
+    """Return the shares to search, of whole units and ascending: 1 of 3 units is a share of 1/3."""
+    return [count / units for count in sorted({round(share * units) for share in _SHARES})]
 
 
 def attempt(

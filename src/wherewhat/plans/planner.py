@@ -461,10 +461,12 @@ class _Planner:
         if not any(x.reached for x in tried):
             nearest = min((x for x in tried if x.share == shares[-1]), key=lambda x: x.missed)
             by = f" by {nearest.selector}" if request.selector == "auto" else ""
+            goals = {"a larger --max-rise": request.max_rise, "a smaller --min-found": request.min_found}
+            advice = ", ".join(name for name, goal in goals.items() if goal is not None)
             raise MeasureError(
                 f"no plan that keeps at most {nearest.share:.0%} of the {request.unit}s reaches the goal on the "
-                f"documents for choosing; the nearest keeps {nearest.share:.0%}{by}, with {nearest.in_words}: give a "
-                "smaller goal or a larger --window"
+                f"documents for choosing; the nearest keeps {nearest.share:.0%}{by}, with {nearest.in_words}, and "
+                f"misses it by {nearest.missed:.2g} nats: give {advice} or a larger --window"
             )
         return tried
 
@@ -600,7 +602,10 @@ def describe_goal(
     loss, found = base["loss"]["mean"], base["found"]["mean"]
     after = PlanOutcome(loss + own["rise"]["mean"], own["found"]["mean"])
     measured = attempt(request, chosen.selector, chosen.share, [PlanOutcome(loss, found)], [after])
-    return f"{sentence}; on those for measuring it is {'met' if measured.reached else 'missed'}: {measured.in_words}."
+    if request.min_found is not None and measured.part is None:
+        return f"{sentence}; those for measuring have no retrieval to keep a part of: {measured.in_words}."
+    verdict = "met" if measured.reached else f"missed by {measured.missed:.2g} nats"
+    return f"{sentence}; on those for measuring it is {verdict}: {measured.in_words}."
 
 
 def with_interval(row: Mapping[str, float | None], *, percent: bool = False) -> str:
@@ -631,12 +636,11 @@ def describe_plan(
     documents: int,
 ) -> str:
     """Return in one sentence or two what a plan costs and how sure that is."""
-    choice = (
-        f"{share:.0%} of the {request.unit}s see the whole text, the others the last {request.keys} and the first "
-        f"{request.sinks} keys"
-    )
+    first = f" and the first {request.sinks}" if request.sinks else ""
+    choice = f"{share:.0%} of the {request.unit}s see the whole text, the others the last {request.keys}{first} keys"
     if own is None or base is None:
-        return f"{choice}; what this costs was not measured and is unknown."
+        others = "" if request.share is not None else " on documents that were not used for choosing"
+        return f"{choice}; what this costs{others} was not measured and is unknown."
     whole = base["found"]["mean"]
     part = (
         "" if own["part"] is None else f", {with_interval(own['part'], percent=True)} of the {whole:.3f} without limits"

@@ -41,9 +41,9 @@ class PlanRequest:
     unit: Unit = option("group", "group (heads that share keys), layer, or head (single query heads, for analysis).")
     selector: Selector = option(
         "auto",
-        "How heads are ranked: ranks, symbolic, distance, output, induction, mass, random; auto takes the one of them "
-        "that costs least on the documents for choosing, or reaches a goal with the smallest share; with --costs also "
-        "costs and combined, with --greedy also greedy, of layers also interleaved and ends.",
+        "How heads are ranked: ranks, symbolic, distance, output, induction, mass; auto takes the one of them that "
+        "costs least on the documents for choosing, or reaches a goal with the smallest share; also random; with "
+        "--costs also costs and combined, with --greedy also greedy, of layers also interleaved and ends.",
     )
     compare: tuple[Selector, ...] = ("mass", "random")
     curves: bool = option(False, "Measure all selectors at several shares (slow).")
