@@ -9,7 +9,9 @@ r"""RULER of NVIDIA within and beyond the trained length: the unmodified model, 
 ``prompts`` and ``score`` run NVIDIA's code (see ``nvidia_ruler.py``); ``answers`` needs torch and transformers only, so
 it may run on another machine. Lengths are tokens of prompt and answer, or multiples of the trained length (``2x``).
 The unmodified model answers at all of them, length methods beyond the trained length, cache plans (``--plan``, files of
-``wherewhat plan``) within it. Answers are appended to a file, and what it holds is not answered again.
+``wherewhat plan``) within it. Answers are appended to a file, and what it holds is not answered again; nor is what the
+files of ``--answered`` hold. The answers behind ``docs/ruler.md`` are in ``studies/ruler/answers``: name them there, and
+for ``score`` beside new ones.
 
 **On a GPU.** A step of one token of each text starts about 45 kernels per layer for the unmodified model, 85 to 165 for
 most methods and 315 for near-far, and Python takes longer to start most of them than the GPU to run them: in 30 layers
@@ -40,6 +42,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -648,10 +651,11 @@ def _keys(lines: Sequence[Mapping[str, Any]]) -> set[tuple[str, int, str, int]]:
 def read_answers(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the line about the model and the answers of a file; a last line that was cut is left out."""
     try:
-        first, *rest = path.read_text("utf-8").split("\n")
+        data = path.read_bytes()
+        first, *rest = (lzma.decompress(data) if path.suffix == ".xz" else data).decode().split("\n")
         about = json.loads(first)
         lines = [json.loads(line) for line in rest[:-1]]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, lzma.LZMAError) as error:
         raise WherewhatError(f"{path} is not a file of answers ({error}): give one that 'answers' wrote") from None
     return about, lines
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,21 @@ def test_the_page_is_that_of_the_stored_scores(ruler, page):
         pytest.skip("no scores are stored")
     text = page.write_page([json.loads(file.read_text("utf-8")) for file in files])
     assert ruler.PAGE.read_text("utf-8") == text, "run python benchmarks/ruler.py page"
+
+
+def test_scores_are_of_the_stored_answers(ruler, tmp_path):
+    for file in ruler.STUDIES.glob("*.json"):
+        stored = json.loads(file.read_text("utf-8"))
+        about, answers = ruler.read_answers(ruler.STUDIES / "answers" / f"{file.stem}.jsonl.xz")
+        assert (about["model"], about["weights_hash"]) == (stored["model"], stored["weights_hash"])
+        counts = Counter((str(x["length"]), x["method"], x["task"]) for x in answers)
+        for length, at_length in stored["lengths"].items():
+            for method, found in at_length["methods"].items():
+                for task, scores in found["scores"].items():  # of tasks whose samples are all answered
+                    assert counts[length, method, task] == len(scores)
+    (tmp_path / "cut.jsonl.xz").write_bytes(b"not compressed")
+    with pytest.raises(WherewhatError, match="is not a file of answers"):
+        ruler.read_answers(tmp_path / "cut.jsonl.xz")
 
 
 @pytest.mark.slow
