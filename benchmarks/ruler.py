@@ -10,8 +10,8 @@ r"""RULER of NVIDIA within and beyond the trained length: the unmodified model, 
 it may run on another machine. Lengths are tokens of prompt and answer, or multiples of the trained length (``2x``).
 The unmodified model answers at all of them, length methods beyond the trained length, cache plans (``--plan``, files of
 ``wherewhat plan``) within it. Answers are appended to a file, and what it holds is not answered again; nor is what the
-files of ``--answered`` hold. The answers behind ``docs/ruler.md`` are in ``studies/ruler/answers``: name them there, and
-for ``score`` beside new ones.
+files of ``--answered`` hold. The answers behind ``docs/ruler.md`` are in ``studies/ruler/answers``: name them there,
+and for ``score`` beside new ones.
 
 **On a GPU.** A step of one token of each text starts about 45 kernels per layer for the unmodified model, 85 to 165 for
 most methods and 315 for near-far, and Python takes longer to start most of them than the GPU to run them: in 30 layers
