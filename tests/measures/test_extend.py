@@ -357,15 +357,17 @@ def test_plan_of_near_far(subject, tmp_path):
     layers = plannable(subject.proof)
     plan = Plan("tiny", fingerprint(subject.model), 8, 2, layers, {0: (0,)}, "head")
     path = str(plan.save(tmp_path / "plan.json"))
-    config = ExtendConfig(methods=("near-far",), plan=path, top=3, **SMALL)
-    assert ExtendConfig(methods=("near-far",), plan=config.plan, top=3, **SMALL) == config
+    config = ExtendConfig(methods=("near-far",), plan=path, top=3, distance=5, **SMALL)
+    assert ExtendConfig(methods=("near-far",), plan=config.plan, top=3, distance=5, **SMALL) == config
     method = config.method("near-far", trained=16, length=40, plan=config.loaded_plan())
     assert isinstance(method, NearFar)
-    assert method.top == 3
+    assert (method.top, method.distance) == (3, 5)
+    assert replace(config, methods=("yarn",)).method("yarn", trained=16, length=40).name == "yarn"
     assert method.plan is not None
     assert method.plan.full_heads(0) == plan.full_heads(0)
     found = measure_lengths(subject, tokens(40), config).whole
-    assert found != measure_lengths(subject, tokens(40), replace(config, plan=None)).whole
+    for other in ({"plan": None}, {"distance": None}):
+        assert found != measure_lengths(subject, tokens(40), replace(config, **other)).whole
     Plan("tiny", "other", 8, 2, layers, {0: (0,)}, "head").save(path)
     with pytest.raises(ConfigError, match="is no longer the file it was"):
         config.loaded_plan()
@@ -411,6 +413,7 @@ def test_options_that_make_no_sense(subtests):
         {"depths": (5, 5)},
         {"run": 1},
         {"top": 0},
+        {"distance": 0},
     ]
     for options in wrong:
         with subtests.test(**options), pytest.raises(ConfigError):

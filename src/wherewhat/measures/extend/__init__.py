@@ -38,6 +38,9 @@ class ExtendConfig:
     top: int | None = option(
         None, "far keys that a query sees under near-far; the method's default if not given", later=True
     )
+    distance: int | None = option(
+        None, "distance at which far keys are seen under near-far; its window if not given", later=True
+    )
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -53,9 +56,12 @@ class ExtendConfig:
                 raise ConfigError(f"{name} is {value}: give at least 4 tokens")
         if min(self.depths) < 0 or max(self.depths) > 100:
             raise ConfigError(f"depths={self.depths}: percentages are from 0 to 100")
-        check_at_most(MOST_TOKENS, trained=self.trained, window=self.window, run=self.run, top=self.top)
+        most = {name: getattr(self, name) for name in ("trained", "window", "run", "top", "distance")}
+        check_at_most(MOST_TOKENS, **most)
         if self.top is not None and self.top < 1:
             raise ConfigError(f"top is {self.top}: give at least 1 far key")
+        if self.distance is not None and self.distance < 1:
+            raise ConfigError(f"distance is {self.distance}: give at least 1 token")
         if self.plan is not None and not _HASHED.search(self.plan):
             object.__setattr__(self, "plan", f"{self.plan}@{_file_hash(self.plan)}")
         if self.run < 2:
@@ -84,7 +90,8 @@ class ExtendConfig:
         if self.window is not None and "window" in kind.__dataclass_fields__:
             own["window"] = self.window
         if "plan" in kind.__dataclass_fields__:
-            own |= {"plan": plan} | ({} if self.top is None else {"top": self.top})
+            given = {"plan": plan, "top": self.top, "distance": self.distance}
+            own |= {name: value for name, value in given.items() if value is not None}
         return kind(**own).fitted(trained=trained, length=length)
 
 
