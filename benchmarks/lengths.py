@@ -180,8 +180,7 @@ def _measure(
     methods: dict[str, LengthMethod] = {}
     for name in names:
         if ":" in name:
-            given = variant(name, plan)
-            methods[name] = given.fitted(trained=trained, length=length) if given.is_open else given
+            methods[name] = variant(name, plan).fitted(trained=trained, length=length)
             continue
         kind, own = ("near-far", plan) if name == PLANNED else (name, None)
         methods[name] = config.method(kind, trained=trained, length=length, plan=own)

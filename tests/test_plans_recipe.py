@@ -53,7 +53,8 @@ def stored(**changes):
     plan = {"share": 0.5, "units": 8, "selector": "ranks", "auto": [], "share_of_cache": 0.53, "context": 2048}
     plan["outcomes"] = {f"document-{number}": outcome(number) for number in (1, 2, 3)}
     one = {"dtype": "float32", "device": "GPU", "tokens": 512, "window": 64, "choosing": 4, "goal_missed": None}
-    one |= {"goal": {"min_found": 0.95, "max_rise": 0.3}, "groups": plan, "layers": [plan | {"sinks": 0}]}
+    one |= {"goal": {"min_found": 0.95, "max_rise": 0.3}, "groups": plan, "curves": plan}
+    one["layers"] = [plan | {"sinks": 0}]
     return one | {"seconds": {"auto": 15.0, "ranks": 6.0}} | changes
 
 
@@ -83,7 +84,7 @@ def test_areas_are_compared_with_the_best_selector_of_each(summary):
     assert cost[4:] == ["0, the same choices"] * 2 + ["no"]
     assert part[3].startswith("`ranks`, ")
     assert part[4:] == ["0, the same choices"] * 2 + ["no"]
-    # The curves of the plan whose share is given, where there are some.
+    # The curves of the plan whose share is given.
     other = stored(curves=stored()["groups"])
     for document in other["groups"]["outcomes"].values():
         document |= {f"loss_auto_{share!r}": 5.0 for share in SHARES}

@@ -138,15 +138,6 @@ def rows_of(plan: Mapping[str, Any], selector: str) -> list[dict[str, Any]]:
     return [row for row in outcome_curve(documents(plan))[0] if row["selector"] == selector]
 
 
-def all_shares(one: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the plan with the outcomes of all selectors at several shares.
-
-    Earlier results have no such plan: there, the ready plan was measured at several shares.
-    """
-    plan: Mapping[str, Any] = one.get("curves", one["groups"])
-    return plan
-
-
 def kept(plan: Mapping[str, Any], share: float) -> str:
     """Return how many groups a share keeps, in words."""
     count = round(share * plan["units"])
@@ -155,8 +146,8 @@ def kept(plan: Mapping[str, Any], share: float) -> str:
 
 def smallest(one: Mapping[str, Any], goal: Mapping[str, float]) -> str:
     """Return the smallest share of the ready plan's selector whose means reach the goal on documents for measuring."""
-    ready_plan, several = one["groups"], all_shares(one)
-    rows = rows_of(ready_plan, "auto") + (rows_of(several, ready_plan["selector"]) if several is not ready_plan else [])
+    ready_plan = one["groups"]
+    rows = rows_of(ready_plan, "auto") + rows_of(one["curves"], ready_plan["selector"])
     for row in sorted(rows, key=lambda row: row["share"]):
         part = row["part"]
         if part is not None and part["mean"] >= goal["min_found"] and row["rise"]["mean"] <= goal["max_rise"]:
@@ -189,7 +180,7 @@ def compared(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     yield "| model | area | `auto` | best with hindsight | `auto` minus best | `auto` minus `ranks` | clearly worse |"
     yield "|---" * 7 + "|"
     for name, one in found.items():
-        outcomes = documents(all_shares(one))
+        outcomes = documents(one["curves"])
         rows = {row["selector"]: row for row in outcome_areas(outcomes)["rows"]}
         for area, (title, choose) in AREAS.items():
             own = {selector: row[area] for selector, row in rows.items() if row[area] is not None}

@@ -401,11 +401,8 @@ def write_profiles(path: Path, profiles: Mapping[str, Column]) -> dict[str, JSON
         content = values.reshape(-1).view(torch.uint8).numpy()
         ordered.append((_ORDER.index(_DTYPES[dtype]), name, _DTYPES[dtype], list(values.shape), content))
     ordered.sort(key=lambda entry: entry[:2])
-    # Curves share few kinds of axes, each of which is encoded once; the names are checked above.
-    kinds = {name: tuple(column.axes) for name, column in profiles.items()}
-    encoded_axes = {axes: canonical_json(list(axes)) for axes in set(kinds.values())}
-    axes = ",".join(f"{_quoted(name)}:{encoded_axes[kinds[name]]}" for name in sorted(kinds))
-    details = f'{{"axes":{{{axes}}},{_quoted(VERSION_KEY)}:{SCHEMA_VERSION}}}'
+    axes = {name: list(profiles[name].axes) for name in profiles}
+    details = canonical_json({"axes": axes, VERSION_KEY: SCHEMA_VERSION})
     header: dict[str, Any] = {"__metadata__": {_METADATA_KEY: details}}
     end = 0
     for _, name, dtype, shape, content in ordered:
@@ -414,9 +411,6 @@ def write_profiles(path: Path, profiles: Mapping[str, Column]) -> dict[str, JSON
     encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     encoded += b" " * (-len(encoded) % 8)
     return write_parts(path, [len(encoded).to_bytes(8, "little"), encoded, *(entry[-1] for entry in ordered)])
-
-
-_quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def stored_curves(file: ProfileFile) -> dict[str, Column]:
