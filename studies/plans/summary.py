@@ -19,8 +19,8 @@ from typing import Any
 from wherewhat.measures.statistics import in_words, interval
 from wherewhat.measures.variants import LEAST_GAIN
 from wherewhat.plans.costs import outcome_areas, outcome_curve
-from wherewhat.plans.planner import with_interval
 from wherewhat.plans.selectors import CANDIDATES
+from wherewhat.plans.sentences import with_interval
 
 FOLDER = Path(__file__).resolve().parent
 PAGE = FOLDER.parents[1] / "docs" / "plan.md"

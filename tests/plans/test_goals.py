@@ -14,9 +14,10 @@ from wherewhat.errors import MeasureError
 from wherewhat.plans import planner
 from wherewhat.plans.costs import PlanOutcome, measure_plan
 from wherewhat.plans.goals import Attempt, attempt, distinct_shares, search_share
-from wherewhat.plans.planner import describe_choice, describe_goal, make_plan, rank_selectors
+from wherewhat.plans.planner import make_plan, rank_selectors
 from wherewhat.plans.request import PlanRequest
 from wherewhat.plans.selectors import CANDIDATES, SCORED
+from wherewhat.plans.sentences import describe_choice, describe_goal
 
 TEXTS = [tokens(200, seed=seed)[0].tolist() for seed in range(5)]
 SMALL = {"tokens": 200, "window": 20, "sinks": 3, "beyond": True}

@@ -14,9 +14,10 @@ from wherewhat.captures.proof import prove
 from wherewhat.errors import ConfigError, MeasureError, TextError
 from wherewhat.plans import planner
 from wherewhat.plans.costs import PlanOutcome, measure_plan
-from wherewhat.plans.planner import better_selector, make_plan, rank_selectors
+from wherewhat.plans.planner import make_plan, rank_selectors
 from wherewhat.plans.request import PlanRequest
 from wherewhat.plans.selectors import CANDIDATES, PLACED, SELECTORS
+from wherewhat.plans.sentences import better_selector
 
 TEXTS = [tokens(200, seed=seed)[0].tolist() for seed in range(5)]
 SMALL = {"tokens": 200, "window": 20, "sinks": 3, "beyond": True}

@@ -127,7 +127,7 @@ def _check_saved(request: PlanRequest, text: Any, triattention: Any) -> None:
 
 def _table(plan: Any) -> Table:
     """Return rise and retrieval of a :class:`~wherewhat.Plan` by selector and share."""
-    from wherewhat.plans.planner import with_interval
+    from wherewhat.plans.sentences import with_interval
 
     documents = counted(len(plan.provenance["evaluated_on"]), "document")
     table = Table(title=f"{plan.model}: mean ± 95 % over {documents} not used for choosing")
@@ -144,7 +144,7 @@ def _table(plan: Any) -> Table:
 
 def _areas(plan: Any) -> Table:
     """Return the areas under the curves of a :class:`~wherewhat.Plan` by selector."""
-    from wherewhat.plans.planner import with_interval
+    from wherewhat.plans.sentences import with_interval
 
     areas = plan.provenance["areas"]
     table = Table(title="areas under the curves: means over all shares")
