@@ -21,6 +21,7 @@ that is at least eight times what n · ε gives. Exact equality is for the same 
 | extend/test_frequencies, test_selection | frequencies, rotations | 2e-5, 1e-4 | float32 power; angles up to 40 |
 | measures/axes | r and fitted values | 1e-9 float64, 1e-4 float32 | centred sums of 8 products |
 | measures/axes/test_cuda | sums; r | 2e-5 of the norm; 1e-5 | log2(n) roundings of a float32 transform |
+| measures/axes/test_shared_curve | layers together | 1e-12; 0 for one at a time | float64 products of 12 terms |
 | measures/axes/test_margins_cuda | sums; blocks | 1e-12; 1e-3 | float64; float32 sums of 40 terms, of squares of 820 |
 | measures/test_attention, test_patterns | entropy, masses | 1e-4 relative, 1e-6 | a product of 8 terms and an exponential |
 | measures/test_distance | tables; captured models | 1e-9; 1e-4, 1e-5 | float64; the model's angles are float32 |

@@ -81,9 +81,12 @@ def test_layers_that_are_fitted_at_once_equal_those_fitted_alone(most, monkeypat
         same = [document.layers[layer.layer] for document in documents]
         known = (torch.stack([x.heads[name] for x in same]) for name in ("sse", "tss", "logit_mean"))
         alone = shared_curve(torch.stack([x.curves["a"].values for x in same]), *known, n=12)
-        assert torch.equal(layer.heads["r_shared"], alone.r.mean(0))
-        assert torch.equal(layer.heads["r_separate"], alone.r_separate.mean(0))
-        assert torch.equal(layer.heads["r_shared_pooled"], alone.r_pooled)
+        expected = {"r_shared": alone.r.mean(0), "r_separate": alone.r_separate.mean(0)}
+        expected["r_shared_pooled"] = alone.r_pooled
+        # Of one layer at a time the operations are the same; products of other shapes may add in another order.
+        bound = 0 if most == 1 else 1e-12
+        for name, values in expected.items():
+            torch.testing.assert_close(layer.heads[name], values, rtol=bound, atol=bound)
         assert torch.equal(layer.curves["shared_a"].values, alone.a.float())
 
 
