@@ -16,15 +16,10 @@ from wherewhat.measures.axes.fit import band_width, fit_axes
 from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.measurement import Text, measure_text
 from wherewhat.measures.planes import PlanesConfig
+from wherewhat.measures.planes.coordinates import Planes
 from wherewhat.measures.planes.planes_measurement import PlanesMeasurement
-from wherewhat.measures.planes.statistics import (
-    Planes,
-    band_sums,
-    band_totals,
-    layer_scores,
-    plane_stats,
-    residual_bound,
-)
+from wherewhat.measures.planes.statistics import layer_scores, plane_stats, residual_bound
+from wherewhat.measures.planes.sums import band_sums, band_totals
 from wherewhat.measures.tensors import chunk_size, chunked
 
 # Beyond one chunk and not a multiple of it, with a window that cuts chunks.

@@ -14,8 +14,9 @@ from wherewhat.measures.distance.distance_measurement import DistanceMeasurement
 from wherewhat.measures.measurement import Text, measure_pass, measure_text
 from wherewhat.measures.planes import PlanesConfig
 from wherewhat.measures.planes import statistics as plane_statistics
+from wherewhat.measures.planes.coordinates import Planes
 from wherewhat.measures.planes.planes_measurement import PlanesMeasurement
-from wherewhat.measures.planes.statistics import Planes, plane_stats, residual_bound
+from wherewhat.measures.planes.statistics import plane_stats, residual_bound
 from wherewhat.measures.split import SplitConfig
 from wherewhat.measures.split import logits as split_logits
 from wherewhat.measures.split.logits import split_documents

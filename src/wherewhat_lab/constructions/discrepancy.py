@@ -26,7 +26,7 @@ from torch import Tensor
 
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError
-from wherewhat.measures.planes.statistics import Planes
+from wherewhat.measures.planes.coordinates import Planes
 from wherewhat_lab.model import LabModel
 from wherewhat_lab.tasks.task import SequenceTask
 

@@ -20,7 +20,8 @@ from wherewhat.measures.heads.patterns import SlashSums, TargetSums
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.perturb import PerturbConfig
 from wherewhat.measures.perturb.losses import measure_perturb
-from wherewhat.measures.planes.statistics import Planes, plane_stats
+from wherewhat.measures.planes.coordinates import Planes
+from wherewhat.measures.planes.statistics import plane_stats
 from wherewhat.measures.residual import ResidualConfig, measure_residual, mixed_attention
 from wherewhat.measures.swaps.layer import layer_swaps
 from wherewhat.measures.swaps.logits import choose_queries

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from wherewhat.captures.attention import LayerAttention
-from wherewhat.captures.rotation import Rotation
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes.fit import band_width, fit_margins
 from wherewhat.measures.axes.margins import diagonal_sums
 from wherewhat.measures.axes.solver import Band, Margins
 from wherewhat.measures.graphs import launched
 from wherewhat.measures.planes import PlanesConfig
+from wherewhat.measures.planes.coordinates import Planes
+from wherewhat.measures.planes.sums import BandSums, band_sums, band_totals
 from wherewhat.measures.tensors import (
     check_finite,
     check_heads,
@@ -34,110 +34,6 @@ from wherewhat.scores import Column, Scores
 
 _ENTRIES = {"cpu": 2**20, "cuda": 2**26}
 """Entries of q processed at a time."""
-
-
-@dataclass(frozen=True)
-class Planes:
-    """Dimensions of a head grouped by their rotation angle.
-
-    Dimensions are ordered by plane, the first before the second, so that two neighbours are one complex number. The
-    unrotated dimensions follow, also in pairs, whose angle is zero; the last has a zero beside it if their number is
-    odd. In statistics *by plane*, the unrotated dimensions together are one more plane, the last, that never turns.
-
-    Attributes:
-        order: Head dimensions in that order, ``(d,)``.
-        turning: Angle per position of each plane, ``(planes,)`` float64.
-        rest: Number of unrotated dimensions.
-        scaling: Factor of the rotation on the planes.
-    """
-
-    order: Tensor
-    turning: Tensor
-    rest: int
-    scaling: float = 1.0
-
-    __repr__ = short_repr
-
-    @classmethod
-    def of(cls, rotation: Rotation | None, d: int, *, device: torch.device | None = None) -> Planes:
-        """Return the planes of heads with ``d`` dimensions; all are unrotated if ``rotation`` is None.
-
-        Those of recent rotations are kept, because a copy to a GPU waits for it.
-        """
-        return _planes(rotation, d, device)
-
-    @classmethod
-    def _of(cls, rotation: Rotation | None, d: int, device: torch.device | None) -> Planes:
-        if rotation is None:
-            return cls(torch.arange(d, device=device), torch.zeros(0, dtype=torch.float64, device=device), d)
-        turned = rotation.pairs.flatten().tolist()
-        if turned and max(turned) >= d:
-            raise MeasureError(f"the rotation turns dimension {max(turned)} of heads with {d} dimensions")
-        rest = sorted(set(range(d)) - set(turned))
-        order = torch.tensor(turned + rest, device=device)
-        return cls(order, rotation.inv_freq.double().to(device), len(rest), rotation.scaling)
-
-    @property
-    def count(self) -> int:
-        """Number of planes, with the unrotated dimensions as one."""
-        return len(self.turning) + (self.rest > 0)
-
-    @property
-    def dimensions(self) -> Tensor:
-        """Number of dimensions of each plane, ``(count,)`` float64."""
-        return pad(torch.full_like(self.turning, 2), (0, self.count - len(self.turning)), value=self.rest)
-
-    @property
-    def angles(self) -> Tensor:
-        """Angle per position of each complex dimension, ``(pairs,)`` float64."""
-        return pad(self.turning, (0, (self.rest + 1) // 2))
-
-    @property
-    def period(self) -> Tensor:
-        """Positions per full turn of each plane, ``(count,)`` float64; infinite if it never turns."""
-        never = torch.full((self.count - len(self.turning),), math.inf, dtype=torch.float64, device=self.turning.device)
-        return torch.cat([2 * math.pi / self.turning.abs(), never])
-
-    def arrange(self, x: Tensor) -> Tensor:
-        """Return ``x`` ``(..., d)`` with its dimensions in order, ``(..., 2 · pairs)``."""
-        return pad(x[..., self.order], (0, 1)) if self.rest % 2 else x[..., self.order]
-
-    @staticmethod
-    def to_complex(x: Tensor) -> Tensor:
-        """Return arranged ``(..., 2 · pairs)`` as complex numbers ``(..., pairs)`` complex128, a view of float64."""
-        return torch.view_as_complex(torch.unflatten(x.double(), -1, (-1, 2)))
-
-    @staticmethod
-    def to_real(z: Tensor) -> Tensor:
-        """Undo :meth:`to_complex`."""
-        return torch.view_as_real(z).flatten(-2)
-
-    def rotor(self, positions: Tensor) -> Tensor:
-        """Return the complex factors of the rotation, ``(n, pairs)`` complex128, without the scaling."""
-        angle = positions.to(self.turning)[:, None] * self.angles
-        return torch.polar(torch.ones_like(angle), angle)
-
-    def by_plane(self, values: Tensor) -> Tensor:
-        """Return sums over each plane's dimensions of arranged values ``(..., 2 · pairs)``, ``(..., count)``."""
-        return self._joined(torch.unflatten(values, -1, (-1, 2)).sum(-1))
-
-    def size(self, z: Tensor) -> Tensor:
-        """Return the length of ``z`` ``(..., pairs)`` in each plane, ``(..., count)``."""
-        return self._joined(z.abs().square_()).sqrt_() if self.rest else z.abs()
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Repeat values by plane ``(..., count)`` for each complex dimension, ``(..., pairs)``."""
-        if not self.rest:
-            return values
-        pairs = (self.rest + 1) // 2
-        return torch.cat([values[..., :-1], values[..., -1:].expand(*values.shape[:-1], pairs)], -1)
-
-    def _joined(self, values: Tensor) -> Tensor:
-        """Return ``values`` ``(..., pairs)`` with those of the unrotated dimensions added up, ``(..., count)``."""
-        turned = len(self.turning)
-        if not self.rest:
-            return values
-        return torch.cat([values[..., :turned], values[..., turned:].sum(-1, keepdim=True)], -1)
 
 
 @dataclass(frozen=True)
@@ -416,12 +312,6 @@ def _weighted_mean(z: Tensor, weight: Tensor) -> Tensor:
     return Planes.to_complex(parts.sum(0)[..., 0, :])
 
 
-@lru_cache(maxsize=16)
-@torch.inference_mode(False)
-def _planes(rotation: Rotation | None, d: int, device: torch.device | None) -> Planes:
-    return Planes._of(rotation, d, device)
-
-
 def layer_stats(attention: LayerAttention) -> PlaneStats:
     """Return statistics of every plane of a captured layer that rotates, with its window and positions."""
     planes, positions, width = _layout(attention)
@@ -494,98 +384,6 @@ def _launched_at_once(attention: LayerAttention, planes: Planes, positions: Tens
     key = ("planes", id(planes), width) if whole else None
     held = 16 * 8 * (q.numel() + k.numel())  # the Fourier transforms of long texts, and their copies, are the largest
     return dict(zip(names, launched(computed, q, k, positions, key=key, held=held, kept=lambda: planes), strict=True))
-
-
-@dataclass(frozen=True)
-class BandSums:
-    """Sums over the pairs ``0 ≤ i - j < width`` of logits ``W[i, j] = q_i · k_j`` and of their parts ``q_if k_jf``.
-
-    Attributes:
-        rows: Sums of W over each query's keys, ``(..., heads, n)``.
-        columns: Sums of W over each key's queries, ``(..., heads, n)``.
-        products: Sums of each dimension's part times W, ``(..., heads, d)``; their sum is the sum of squares, which may
-            stand in their place, ``(..., heads, 1)``.
-        reach: Sum of W² over the whole triangle, ``(..., heads)``: the scale of rounding errors.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    products: Tensor
-    reach: Tensor
-
-    @property
-    def squares(self) -> Tensor:
-        """Sum of W², ``(..., heads)``."""
-        return self.products.sum(-1)
-
-    def varies(self, tss: Tensor) -> Tensor:
-        """Return whether a sum of squares around the mean exceeds rounding errors."""
-        return tss > 1e-12 * self.reach.clamp_min(1e-300)
-
-
-def _tokens(x: Tensor, n: int) -> Tensor:
-    """Return the n tokens of chunks ``(chunks, ..., size, d)``, ``(..., n, d)``."""
-    return x.movedim(0, -3).flatten(-3, -2)[..., :n, :]
-
-
-def band_sums(q: Tensor, k: Tensor, band: Band, *, by_dimension: bool = True) -> BandSums:
-    """Return sums of ``q_i · k_j`` for heads that share a key head, in time O(n d²) and memory O(n d).
-
-    Args:
-        q: Chunks of queries, ``(chunks, ..., heads, size, d)`` float64.
-        k: Chunks of keys, ``(chunks, ..., size, d)``, shared by the heads.
-        band: Pairs of tokens.
-        by_dimension: Whether to return the products of each dimension; else their sum, in less time.
-    """
-    n, width = band.n, band.width
-    whole = _triangle(q, k, n, by_dimension)
-    if width >= n:
-        return whole
-    # A band is the triangle minus the smaller triangle of the far pairs.
-    size = chunk_size(n - width, q.shape[-1])
-    far_q, far_k = _tokens(q, n)[..., width:, :], _tokens(k, n)[..., : n - width, :]
-    far = _triangle(chunked(far_q, size), chunked(far_k, size), n - width, by_dimension)
-    whole.rows[..., width:] -= far.rows
-    whole.columns[..., : n - width] -= far.columns
-    return BandSums(whole.rows, whole.columns, whole.products - far.products, whole.reach)
-
-
-def band_totals(q: Tensor, k: Tensor, band: Band) -> Tensor:
-    """Return sums of each dimension's part of the logits, ``(..., heads, d)``; arguments as for :func:`band_sums`."""
-    n, width = band.n, band.width
-    through = _tokens(k, n).cumsum(-2)
-    if width < n:
-        through = torch.cat([through[..., :width, :], through[..., width:, :] - through[..., :-width, :]], -2)
-    return (q * chunked(through, q.shape[-2])[..., None, :, :]).sum((0, -2))
-
-
-def _triangle(q: Tensor, k: Tensor, n: int, by_dimension: bool) -> BandSums:
-    """Return the sums over the triangle of n tokens, of chunks as for :func:`band_sums`."""
-    chunks, *lead, heads, size, d = q.shape
-    # Heads that share keys are adjacent, so that no product repeats its keys.
-    flat, grams = q.view(-1, heads * size, d), k.mT @ k
-    grams = grams.cumsum(0)[:-1].view(-1, d, d)  # of all chunks before the second one, the third, …
-    later = flat[len(flat) - len(grams) :]
-    inside = (flat @ k.view(-1, size, d).mT).view(*q.shape[:-1], size).tril_()
-    key_sums, query_sums = k.sum(-2), q.sum(-2)
-    before = key_sums.cumsum(0) - key_sums  # (chunks, ..., d): keys of earlier chunks
-    after = query_sums.sum(0) - query_sums.cumsum(0)  # (chunks, ..., heads, d): queries of later chunks
-    rows = inside.sum(-1) + (flat @ before.view(-1, d, 1)).view(q.shape[:-1])
-    columns = inside.sum(-2) + after @ k.mT
-    if by_dimension:
-        parts = inside.view(len(flat), -1, size) @ k.view(-1, size, d)
-        parts[len(flat) - len(grams) :].baddbmm_(later, grams)
-        products = parts.mul_(flat).view(q.shape).sum((0, -2))
-    else:
-        between = (later @ grams).mul_(later).view(chunks - 1, *lead, heads, size * d).sum((0, -1))
-        within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square().sum(0)
-        products = (within + between)[..., None]
-    return BandSums(
-        rows=_tokens(rows[..., None], n)[..., 0],
-        columns=_tokens(columns[..., None], n)[..., 0],
-        products=products,
-        reach=products.sum(-1),
-    )
 
 
 def _check(q: Tensor, k: Tensor, window: int | None) -> int:
