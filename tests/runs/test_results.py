@@ -15,7 +15,8 @@ from wherewhat.measures import measurement as registry
 from wherewhat.report.result import run
 from wherewhat.runs.execution import run as run_request
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request
-from wherewhat.runs.results import StoredRun, curve_table, head_table
+from wherewhat.runs.results import StoredRun
+from wherewhat.runs.tables import curve_table, head_table
 from wherewhat.scores import stored_metric
 
 LOCAL, GLOBAL = "window 8, RoPE base 10,000", "full, RoPE base 1,000,000"

@@ -27,7 +27,8 @@ from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import run_with_controls
 from wherewhat.runs.identity import Controlled
 from wherewhat.runs.request import MemoryModel, ModelRequest, Request, model_request
-from wherewhat.runs.results import FrameKind, MetricSummary, StoredRun, as_frame, curve_table, head_table, layer_table
+from wherewhat.runs.results import MetricSummary, StoredRun
+from wherewhat.runs.tables import FrameKind, as_frame, curve_table, head_table, layer_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

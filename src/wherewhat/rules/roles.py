@@ -21,7 +21,8 @@ from wherewhat.measures.swaps import LABELS
 from wherewhat.rules.numbers import count_documents, head_labels, head_means, negative
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.identity import KnownRuns
-from wherewhat.runs.results import StoredRun, joined_tables
+from wherewhat.runs.results import StoredRun
+from wherewhat.runs.tables import joined_tables
 from wherewhat.scores import MODEL
 
 if TYPE_CHECKING:

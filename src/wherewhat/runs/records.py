@@ -19,8 +19,8 @@ from wherewhat.files import JSON, read_object
 from wherewhat.measures.measurement import measurements
 from wherewhat.options import checked
 from wherewhat.runs.directory import CONFIG, RunDirectory
-from wherewhat.runs.results import FrameKind, as_frame
 from wherewhat.runs.schema import ProfileFile, score_profiles, stored_scores, write_profiles
+from wherewhat.runs.tables import FrameKind, as_frame
 from wherewhat.scores import Column, Scores
 
 if TYPE_CHECKING:
