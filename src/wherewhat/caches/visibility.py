@@ -115,7 +115,7 @@ class Windowed:
             q = rotated_to(attention, q, i, self.far.query(i))
             allowed = (i[:, None] - torch.arange(stop, device=i.device) >= self.window)[None]
             if self.far.choose is not None:
-                allowed = allowed & self.far.choose(q, i - first)[..., :stop]
+                allowed = allowed & self.far.choose(q, i)[..., :stop]
             sets.append(KeySet(q, far_keys[:, :, :stop], slice(0, stop), allowed[:, None]))
         return sets
 
