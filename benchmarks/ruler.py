@@ -18,7 +18,7 @@ most methods and 315 for near-far, and Python takes longer to start most of them
 about 9, 18 to 35 and 66 ms. Reading the prompts takes less time than that. So let three processes share the GPU, each
 with a share of the batches, and give each batch as many tokens as memory allows. A token takes ``4 · layers · kv_heads
 · head_dim`` bytes in bfloat16, and under a method that rotates keys as many again: 46 KB for SmolLM2, 45 for
-TinyLlama. In order of what they tell::
+TinyLlama. InfLLM, which also keeps sums in float64, and plans have batches of a quarter of the tokens. In order of what they tell::
 
     answers() {  # model, name, options: at most 8 minutes of three processes; the same call continues them
         for i in 1 2 3; do
@@ -31,9 +31,7 @@ TinyLlama. In order of what they tell::
     python benchmarks/ruler.py check MODEL --prompts ruler/NAME --lengths 1x --device cuda --batch 200000
     python benchmarks/ruler.py score NAME.?.jsonl --prompts ruler/NAME    # the tasks that the model can do
     answers MODEL NAME --lengths 2x 1x 4x 1.5x --tasks TASKS --near-far-plan half.json --plan quarter.json half.json
-    answers MODEL NAME --lengths 2x --methods dynamic-ntk --tasks TASKS --samples 10
     answers MODEL NAME --lengths 2x 4x --near-far-plan half.json --samples 10
-    answers MODEL NAME --lengths 2x --methods infllm --tasks TASKS --samples 10
 
 ``answers --dry-run`` prints operations, batches and steps of each of them, and about how long one process takes.
 """
@@ -59,19 +57,15 @@ from batch_cache import BatchCache, holds_whole_texts
 from nvidia_ruler import PACKAGE, TASKS, VERSION, Prompt, PromptSet, make_all, score_answers, unpacked
 from ruler_page import able_tasks, write_page
 from variants import PLANNED, variant
-from wherewhat.caches.kept_keys import keys_kept
 from wherewhat.caches.plan import Plan
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import WherewhatError
 from wherewhat.files import make_folder, write_file
-from wherewhat.lengths import METHODS, LengthMethod, NearFar, extended, find_method
+from wherewhat.lengths import METHODS, InfLLM, LengthMethod, NearFar, extended, find_method, keys_kept
 from wherewhat.models.loaded import LoadedModel, trained_length
 from wherewhat.models.loader import load
 
 UNMODIFIED = "none"
-SLOW = ("infllm", "dynamic-ntk")
-"""Methods that are answered only if they are named: InfLLM reads the whole text again for each token, and dynamic NTK
-rotates all keys again for every 64 queries."""
 STUDIES = Path(__file__).resolve().parents[1] / "studies" / "ruler"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "ruler.md"
 _SAMPLES = 50
@@ -147,9 +141,8 @@ def _arguments() -> argparse.Namespace:
     added = command("answers", _answers, "Answer prompts, greedily; continue where the file ends.")
     model(added)
     device(added)
-    usual = [name for name in METHODS if name not in SLOW]
-    most = f"'{UNMODIFIED}' is the unmodified model; default: all but {', '.join(SLOW)}"
-    added.add_argument("--methods", nargs="*", choices=METHODS, default=usual, help=most)
+    most = f"'{UNMODIFIED}' is the unmodified model; default: all"
+    added.add_argument("--methods", nargs="*", choices=METHODS, default=[*METHODS], help=most)
     added.add_argument(
         "--variants", nargs="+", default=[], metavar="METHOD:OPTION=VALUE", help="also methods with other parameters"
     )
@@ -296,9 +289,7 @@ def shared(some: Sequence[Question], most_tokens: int, share: tuple[int, int]) -
     return own
 
 
-def answer_batch(
-    loaded: LoadedModel, batch: Sequence[Question], *, cached: bool = True, split: bool = True
-) -> list[str]:
+def answer_batch(loaded: LoadedModel, batch: Sequence[Question], *, split: bool = True) -> list[str]:
     """Return the greedy answers to prompts of different lengths, without padding.
 
     All texts are first read up to the length of the shortest prompt. Then each step reads one token of every text: its
@@ -308,9 +299,7 @@ def answer_batch(
     Args:
         loaded: The model, in the context of a length method or plan if there is one.
         batch: The prompts.
-        cached: Whether keys are cached; otherwise each step reads the whole texts.
-        split: Whether texts are first read a few at a time, which takes less memory; not under a plan, which has a
-            cache of its own.
+        split: Whether texts are first read a few at a time, which takes less memory; see :attr:`Way.split`.
     """
     model, ends = loaded.model, end_tokens(loaded)
     shortest, most = min(len(x.ids) for x in batch), batch[0].new_tokens
@@ -323,55 +312,49 @@ def answer_batch(
     ended = torch.tensor(sorted(ends), dtype=torch.int64, device=ids.device)
     open_rows = torch.ones(len(batch), dtype=torch.bool, device=ids.device)
     asked, texts = list(range(len(batch))), [""] * len(batch)
-    with torch.no_grad():
-        logits, cache = _read(model, ids[:, :shortest], longest + most, cached=cached, split=split)
-        with keys_kept() as kept:
-            for place in range(shortest, longest + most):
-                if place > shortest:
-                    given: dict[str, Any] = {"past_key_values": cache} if cached else {}
-                    start = place - 1 if cached else 0
-                    logits = model(input_ids=ids[:, start:place], use_cache=cached, logits_to_keep=1, **given).logits
-                best = logits[:, -1].argmax(-1)
-                own = place >= lengths
-                ids[:, place] = torch.where(own, best, ids[:, place])
-                open_rows &= ~own | ~torch.isin(best, ended)
-                open_rows &= place + 1 - lengths < most
-                if (place - shortest) % _LOOK != _LOOK - 1 and place + 1 < longest + most:
-                    continue
-                left, here = [], ids.cpu()
-                for row, is_open in enumerate(open_rows.tolist()):
-                    texts[asked[row]] = _text(loaded, batch[asked[row]], here[row], place + 1)
-                    if is_open and not batch[asked[row]].answered(texts[asked[row]]):
-                        left.append(row)
-                if not left:
-                    break
-                if len(left) < len(asked):
-                    # Texts that have ended would cost as much as the others until the last one ends.
-                    chosen = torch.tensor(left, device=ids.device)
-                    ids, lengths, open_rows, asked = (
-                        ids[chosen],
-                        lengths[chosen],
-                        open_rows[chosen],
-                        [asked[x] for x in left],
-                    )
-                    if cached:
-                        cache.batch_select_indices(chosen)
-                        kept.select(chosen)
+    with torch.no_grad(), keys_kept() as kept:
+        logits, cache = _read(model, ids[:, :shortest], longest + most, split=split)
+        for place in range(shortest, longest + most):
+            if place > shortest:
+                new = ids[:, place - 1 : place]
+                logits = model(input_ids=new, use_cache=True, past_key_values=cache, logits_to_keep=1).logits
+            best = logits[:, -1].argmax(-1)
+            own = place >= lengths
+            ids[:, place] = torch.where(own, best, ids[:, place])
+            open_rows &= ~own | ~torch.isin(best, ended)
+            open_rows &= place + 1 - lengths < most
+            if (place - shortest) % _LOOK != _LOOK - 1 and place + 1 < longest + most:
+                continue
+            left, here = [], ids.cpu()
+            for row, is_open in enumerate(open_rows.tolist()):
+                texts[asked[row]] = _text(loaded, batch[asked[row]], here[row], place + 1)
+                if is_open and not batch[asked[row]].answered(texts[asked[row]]):
+                    left.append(row)
+            if not left:
+                break
+            if len(left) < len(asked):
+                # Texts that have ended would cost as much as the others until the last one ends.
+                chosen = torch.tensor(left, device=ids.device)
+                ids, lengths, open_rows = (x[chosen] for x in (ids, lengths, open_rows))
+                asked = [asked[x] for x in left]
+                cache.batch_select_indices(chosen)
+                kept.select(chosen)
     return texts
 
 
-def _read(model: Any, ids: Tensor, tokens: int, *, cached: bool, split: bool) -> tuple[Tensor, Any]:
+def _read(model: Any, ids: Tensor, tokens: int, *, split: bool) -> tuple[Tensor, Any]:
     """Return the logits after texts ``(batch, n)``, and a cache of their keys for up to ``tokens`` tokens each."""
-    if not (cached and split and holds_whole_texts(model.config)):
-        out = model(input_ids=ids, use_cache=cached, logits_to_keep=1)
-        return out.logits, out.past_key_values if cached else None
+    if not (split and holds_whole_texts(model.config)):
+        out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+        return out.logits, out.past_key_values
     cache = BatchCache(model.config.get_text_config().num_hidden_layers, len(ids), tokens)
     logits = []
     step = max(1, _READ // ids.shape[1])
     for start in range(0, len(ids), step):
         rows = slice(start, min(len(ids), start + step))
         cache.fill(rows)
-        logits.append(model(input_ids=ids[rows], use_cache=True, past_key_values=cache, logits_to_keep=1).logits)
+        with keys_kept():  # the first step after it rotates the keys of all texts
+            logits.append(model(input_ids=ids[rows], use_cache=True, past_key_values=cache, logits_to_keep=1).logits)
     cache.fill(None)
     return torch.cat(logits), cache
 
@@ -408,13 +391,13 @@ class Way:
     plan: Plan | None = None
 
     @property
-    def cached(self) -> bool:
-        """Whether keys can be cached."""
-        return self.method is None or self.method.cacheable
+    def split(self) -> bool:
+        """Whether texts can be read a few at a time: a plan has its own cache, and InfLLM keeps sums of one batch."""
+        return self.plan is None and not isinstance(self.method, InfLLM)
 
     def largest(self, tokens: int) -> int:
         """Return the most tokens of a batch, if keys of so many fit: texts that are read at once need more memory."""
-        return tokens if self.cached and self.plan is None else max(1, tokens // 4)
+        return tokens if self.split else max(1, tokens // 4)
 
     def runs_at(self, length: int, trained: int) -> bool:
         """Return whether it is measured: plans within the trained length, methods beyond, the model itself at both."""
@@ -568,7 +551,7 @@ def _asked(
 _READ_RATE = 250e12
 """Operations per second with which prompts are read on an H200 in bfloat16. A Llama of 1.1 billion weights reads 4,096
 tokens in 24 ms (docs/scaling.md), which is 390e12; narrower models are slower."""
-_STEP_KERNELS = {UNMODIFIED: 45, "sliding-window": 85, "near-far": 315, "near-far-plan": 315}
+_STEP_KERNELS = {UNMODIFIED: 45, "sliding-window": 85, "infllm": 185, "near-far": 315, PLANNED: 315}
 """Kernels per layer of a step: operations that were counted on a CPU, without views."""
 _OTHER_KERNELS = 165
 _KERNEL = 7e-6
@@ -606,7 +589,7 @@ def _print_work(
 def _answer_or_split(loaded: LoadedModel, batch: list[Question], way: Way) -> list[str]:
     """Return the answers to a batch, in halves if the GPU has too little memory for it."""
     try:
-        return answer_batch(loaded, batch, cached=way.cached, split=way.plan is None)
+        return answer_batch(loaded, batch, split=way.split)
     except torch.OutOfMemoryError:
         if len(batch) == 1:
             raise WherewhatError(

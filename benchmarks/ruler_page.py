@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nvidia_ruler import NEW_TOKENS, PACKAGE, SEED, SHORTEST_QA, TASKS, VERSION
+from variants import PLANNED
 from wherewhat.errors import WherewhatError
 from wherewhat.lengths import METHODS
 from wherewhat.measures.statistics import Interval, share_bounds
@@ -15,7 +16,7 @@ ABLE = 50.0
 """Score of the unmodified model within its trained length below which a task says nothing about methods."""
 
 _TABLE = "studies/ruler"
-_COMPARED = ("near-far-plan", "near-far")
+_COMPARED = (PLANNED, "near-far")
 """Methods with which the others are compared sample by sample: the first that answered."""
 _Z = 1.959964
 """97.5 % quantile of the normal distribution."""
@@ -132,7 +133,7 @@ def _model(result: Mapping[str, Any]) -> str:
 
 def _expected(beyond: bool) -> list[str]:
     """Return the methods that a length is to be answered with, beyond the trained length or within it."""
-    return [*METHODS, "near-far-plan"] if beyond else ["none"]
+    return [*METHODS, PLANNED] if beyond else ["none"]
 
 
 def _summary(
@@ -232,8 +233,6 @@ the shortest, then one token of each at a time. Texts that have ended leave the 
 - `prepare.py` counts neither the token in front of a text nor, in `fwe`, the answer; it is asked for as much less as is
   needed for both to fit. It adds text in steps, so that prompts are up to two fifths shorter than the length.
 - The two tasks of questions are left out below {SHORTEST_QA:,} tokens, where RULER's generator does not end.
-- InfLLM and dynamic NTK are answered only if they are named with `--methods`: InfLLM reads the whole text again for
-  each new token, and dynamic NTK rotates all keys again for every 64 queries.
 - Small models do few of these tasks even within their trained length; a method cannot be judged by the others.
 - Methods have one set of parameters each, and are applied without training.
 - Seconds per answer are those of a batch divided by its texts. Other processes may have shared the GPU, so they compare

@@ -23,6 +23,8 @@ from wherewhat.models.loader import load
 ROOT = Path(__file__).resolve().parents[1]
 NEW = {"niah_single_1": 12, "vt": 5, "qa_1": 7}
 LENGTHS = {"niah_single_1": (60, 61, 66), "vt": (40, 58), "qa_1": (70,)}
+OPTIONS = {"infllm": {"sinks": 4, "block": 8, "top": 2}}
+"""Parameters of methods whose defaults are for longer texts."""
 
 
 @pytest.fixture
@@ -197,7 +199,6 @@ def test_a_batch_gives_the_answers_of_generate(ruler, nvidia, speller):
     expected = [ruler.generated(speller, question) for question in some]
     assert ruler.answer_batch(speller, some) == expected
     assert [ruler.answer_batch(speller, [question])[0] for question in some] == expected
-    assert ruler.answer_batch(speller, some, cached=False) == expected
 
 
 @pytest.mark.parametrize(
@@ -211,11 +212,12 @@ def test_a_batch_under_a_method_gives_the_answers_of_its_own_generate(ruler, nvi
     """The method is fitted to the context, not to the prompt, and prompts differ in length."""
     from wherewhat.lengths import find_method, generate
 
-    method = find_method(name)().fitted(trained=32, length=100)
+    method = find_method(name)(**OPTIONS.get(name, {})).fitted(trained=32, length=100)
     proof = prove(speller.model)
     some = ruler.questions(speller, made_set(nvidia, speller, "niah_single_1", 100), 3)
-    with ruler.Way(name, method=method).context(speller, proof, length=100, trained=32):
-        found = ruler.answer_batch(speller, some, cached=method.cacheable)
+    way = ruler.Way(name, method=method)
+    with way.context(speller, proof, length=100, trained=32):
+        found = ruler.answer_batch(speller, some, split=way.split)
     for question, text in zip(some, found, strict=True):
         ids = generate(speller.model, torch.tensor([question.ids]), method, question.new_tokens, proof=proof)[0]
         assert text == speller.tokenizer.decode(ids[len(question.ids) :], skip_special_tokens=True)
@@ -384,7 +386,7 @@ def test_shares_are_all_questions_once(ruler, nvidia):
             ruler._share(text)
 
 
-@pytest.mark.parametrize("name", ["none", "dynamic-ntk", "yarn", "self-extend", "near-far", "plan"])
+@pytest.mark.parametrize("name", ["none", "dynamic-ntk", "yarn", "self-extend", "infllm", "near-far", "plan"])
 def test_texts_that_have_ended_leave_the_batch(ruler, nvidia, speller, monkeypatch, name):
     """The others go on as before, also if the texts were read one at a time."""
     from wherewhat.lengths import find_method
@@ -395,14 +397,14 @@ def test_texts_that_have_ended_leave_the_batch(ruler, nvidia, speller, monkeypat
         layers = plannable(proof)
         way = ruler.Way(name, plan=Plan("speller", fingerprint(speller.model), 8, 2, layers, dict.fromkeys(layers, ())))
     else:
-        way = ruler.Way(name, method=find_method(name)().fitted(trained=32, length=100))
+        way = ruler.Way(name, method=find_method(name)(**OPTIONS.get(name, {})).fitted(trained=32, length=100))
     with way.context(speller, proof, length=100, trained=32):
-        expected = ruler.answer_batch(speller, some, split=not planned)
+        expected = ruler.answer_batch(speller, some, split=way.split)
         monkeypatch.setattr(ruler, "_LOOK", 2)
         monkeypatch.setattr(ruler, "_READ", 70)
         prompt = nvidia.Prompt(**vars(some[0].prompt) | {"references": (expected[0][:1],)})
         some[0] = ruler.Question(some[0].task, prompt, some[0].ids, some[0].new_tokens)
-        found = ruler.answer_batch(speller, some, split=not planned)
+        found = ruler.answer_batch(speller, some, split=way.split)
     assert found[1:] == expected[1:]
     assert expected[0].startswith(found[0])
     assert 0 < len(found[0]) < len(expected[0])

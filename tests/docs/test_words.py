@@ -94,6 +94,22 @@ def test_commands_are_named_and_those_that_pages_show_exist_with_their_options()
     assert wrong == []
 
 
+def test_the_table_of_tolerances_names_files_of_tests():
+    """A name without a folder is in that of the name before it."""
+    missing, rows = [], re.findall(r"^\| ([\w/, ]+) \|", read("tests", "helpers", "tolerance.py"), re.MULTILINE)[1:]
+    assert len(rows) > 30
+    for row in rows:
+        folder = ""
+        for name in row.split(", "):
+            folder = name.rpartition("/")[0] or folder
+            files = [
+                ROOT / "tests" / name,
+                *(ROOT / "tests" / folder / f"{name.rpartition('/')[2]}{end}" for end in ("", ".py")),
+            ]
+            missing += [] if any(file.exists() for file in files) else [(row, name)]
+    assert missing == []
+
+
 def test_files_and_objects_that_pages_name_exist():
     missing = []
     for page in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md", "llms.txt"):

@@ -15,10 +15,11 @@ that is at least eight times what n · ε gives. Exact equality is for the same 
 | captures/test_rotation | rotated tensors, angles | rounding(2 · position) | the angle, position · frequency, is rounded |
 | captures/test_proof | errors of a proof; frequencies found | rounding(64 … 80); 1e-4, 1e-3 | four blocks; fitted from float32 angles |
 | conformance | logits of two implementations | rounding(32) | sums of 32 terms |
-| extend/test_method, test_methods, test_near_far | outputs under a method | 1e-5, 2e-5 | magnitude 1, 64 terms and rounded angles |
-| extend/test_method | outputs at shifted positions | 1e-4 | angles up to 70 are rounded anew |
-| extend/test_planned | logits under a plan | rounding(256), rounding(12, bfloat16) | four layers of 64 terms; a dozen roundings |
-| extend/test_frequencies, test_selection | frequencies, rotations | 2e-5, 1e-4 | float32 power; angles up to 40 |
+| lengths/test_method, test_methods, test_near_far | outputs under a method | 1e-5, 2e-5 | magnitude 1, 64 terms and rounded angles |
+| lengths/test_method | outputs at shifted positions | 1e-4 | angles up to 70 are rounded anew |
+| caches/test_planned | logits under a plan | rounding(256), rounding(12, bfloat16) | four layers of 64 terms; a dozen roundings |
+| caches/test_kept_keys | logits of blocks that are continued | rounding(384) | four layers of up to 96 terms |
+| lengths/test_frequencies, test_selection | frequencies, rotations | 2e-5, 1e-4 | float32 power; angles up to 40 |
 | measures/axes | r and fitted values | 1e-9 float64, 1e-4 float32 | centred sums of 8 products |
 | measures/axes/test_cuda | sums; r | 2e-5 of the norm; 1e-5 | log2(n) roundings of a float32 transform |
 | measures/axes/test_shared_curve | layers together | 1e-12; 0 for one at a time | float64 products of 12 terms |
@@ -31,9 +32,9 @@ that is at least eight times what n · ε gives. Exact equality is for the same 
 | measures/test_frequencies | logits; losses | rounding(256); 1e-5 relative | four layers; a float32 model |
 | measures/test_split | shares; captured layers | 1e-9; 1e-4, 1e-6 | float64; a float32 model |
 | measures/test_extend, test_perturb, test_choices | losses, probabilities | 1e-5 | about 10 ε of numbers below 8 |
-| measures/test_residual, test_head_costs | outputs; losses | 1e-4 relative + 1e-5; 1e-5 | float32 against float64 |
+| measures/test_residual, plans/test_costs | outputs; losses | 1e-4 relative + 1e-5; 1e-5 | float32 against float64 |
 | measures/test_hard_weights | axes; swaps | 1e-4; 1e-6 | float64 reference; swaps in float64 |
-| measures/test_selectors | weights; derivative | 1e-5; 5 % | sums of 200 weights; difference quotient |
+| plans/test_selectors | weights; derivative | 1e-5; 5 % | sums of 200 weights; difference quotient |
 | measures/test_statistics | quantiles; coverage | 1e-10; 0.015 | float64; a share of 3,000 seeded draws |
 | lab/test_model, test_pope, test_subject, multihop | two paths | 1e-9 | float64 |
 | lab/test_model, test_pope, test_hugging_face | against other implementations | rounding(128 … 768) | their softmax or angles are float32 |
@@ -42,7 +43,7 @@ that is at least eight times what n · ε gives. Exact equality is for the same 
 | lab/constructions | closed forms; models; logits | 1e-12; rounding(128); rounding(8n) | float64; float32 angles |
 | lab/multihop/test_figures, test_dynamics, test_page | frequency; correlation; printed | 8 ε; 5e-6; 6e-4 | softmax of a rounded number; five values; digits |
 | runs/test_devices, test_execution, test_harness, test_training | scores, losses | 1e-5, 2e-5 | a float32 model in other batches or on other devices |
-| runs/test_triattention | statistics; series | 1e-4, 1e-5 | float32 sums over tokens |
+| plans/test_triattention | statistics; series | 1e-4, 1e-5 | float32 sums over tokens |
 | runs/test_results, test_comparison, cli | means | 1e-9, 1e-12 | Python floats |
 | models/test_gguf, test_controls, test_loader, test_quantised | logits, weights | 2e-5; 1e-4; 1e-5; 8e-3 | float32 models; bfloat16 |
 | report/test_report, test_side_by_side, test_data | numbers of a page | half a step, 4 digits | packed in 8 or 16 bits, printed with 4 digits |

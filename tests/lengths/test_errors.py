@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from helpers.capture import proved, run, shared, tiny, tokens
+from wherewhat.caches.kept_keys import keys_kept
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lengths import METHODS, find_method
 from wherewhat.lengths.frequencies import DynamicNTK, NTKAware, YaRN
@@ -99,9 +100,11 @@ def test_padding():
                 model(input_ids=ids, attention_mask=mask, use_cache=False, **more)
 
 
-def test_memory_of_blocks_needs_all_queries():
+def test_blocks_need_all_queries():
     model, ids = shared("llama"), tokens(20)
     with torch.no_grad(), extended(model, InfLLM(window=4, sinks=1, block=2, representatives=1)):
         cache = model(input_ids=ids, use_cache=True).past_key_values
-        with pytest.raises(MeasureError, match="use_cache=False"):
+        with pytest.raises(MeasureError, match=r"wherewhat\.lengths\.keys_kept\(\), or with use_cache=False"):
             model(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
+        with keys_kept(), pytest.raises(MeasureError, match="needs the queries of all 22 keys and got 1"):
+            model(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)  # the text was read outside

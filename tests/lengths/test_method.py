@@ -14,6 +14,7 @@ import torch
 from helpers.capture import proved, run, shared, tokens
 from helpers.methods import BY_NAME, SMALL
 from wherewhat.caches.attention import FarKeys
+from wherewhat.caches.kept_keys import keys_kept
 from wherewhat.caches.visibility import Windowed
 from wherewhat.captures.attention import Mask
 from wherewhat.captures.proof import intervene
@@ -178,11 +179,11 @@ def test_writing_equals_scoring(method):
         torch.testing.assert_close(own, scored.amax(-1), **OUTPUT, msg=lambda m, f=family: f"{f}: {m}")
 
 
-@pytest.mark.parametrize("method", [m for m in SMALL if m.cacheable], ids=lambda m: m.name)
+@BY_NAME
 def test_cached_keys_change_nothing(method):
     model, ids = shared("gpt_neox"), tokens(30)
     method = method.fitted(trained=12, length=30)
-    with torch.no_grad(), extended(model, method):
+    with torch.no_grad(), extended(model, method), keys_kept():
         whole = model(input_ids=ids, use_cache=False).logits
         first = model(input_ids=ids[:, :22], use_cache=True)
         rest = model(input_ids=ids[:, 22:], past_key_values=first.past_key_values, use_cache=True)

@@ -194,7 +194,8 @@ def test_writing_equals_the_harness_own_model_and_stops(loaded, theirs):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*map(find_method, METHODS)], ids=lambda method: method.name)
 def test_under_a_method_scores_are_those_of_one_pass(loaded, method):
-    rule = method(window=24) if method in (LMInfinite, InfLLM) else method()
+    options = {LMInfinite: {"window": 24}, InfLLM: {"window": 24, "sinks": 4, "block": 8, "top": 2}}
+    rule = method(**options.get(method, {}))
     text, answers = "the dog ran on " * 12, [" far", " to the mat", "!"]
     model = harness_model(loaded, method=rule)
     found = model.loglikelihood(instances("loglikelihood", *[(text, one) for one in answers]), disable_tqdm=True)

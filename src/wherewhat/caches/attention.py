@@ -43,7 +43,7 @@ class FarKeys:
         query: Position of a query for these keys, from its index ``(rows,)``.
         key: Position of a key, from its index ``(c,)``.
         choose: Keys that single queries may see, ``(batch, rows, count)`` bool, from the rotated queries ``(batch,
-            heads, rows, d)`` and their indices ``(rows,)``; None for all.
+            heads, rows, d)`` and their indices among the keys ``(rows,)``; None for all.
     """
 
     count: int

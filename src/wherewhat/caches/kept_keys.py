@@ -1,11 +1,11 @@
-"""Keys that a method rotates to other positions, kept while a text is continued token by token."""
+"""What methods compute once of each token, kept while a text is continued: keys at other positions, blocks of keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,17 +43,57 @@ class _Kept:
     rotation: Rotation | None
 
 
+@dataclass(frozen=True)
+class KeptBlocks:
+    """What a method that represents blocks of keys needs of the tokens of one layer that have been read.
+
+    Attributes:
+        method: The method.
+        count: Number of tokens.
+        sums: Running sums of the queries of the last of them, in parts ``(batch, kv_heads, c, d)``.
+        represented: A vector for each finished block, ``(batch, kv_heads, blocks, d)``.
+    """
+
+    method: object
+    count: int
+    sums: tuple[Tensor, ...]
+    represented: Tensor
+
+
 class KeptKeys:
-    """Rotated keys of the layers of a model, see :func:`keys_kept`."""
+    """Rotated keys and represented blocks of the layers of a model, see :func:`keys_kept`."""
 
     def __init__(self) -> None:
         self._layers: dict[int, _Kept | None] = {}
+        self._blocks: dict[int, KeptBlocks | None] = {}
 
     def select(self, rows: Tensor) -> None:
-        """Keep some texts of the batch, as ``batch_select_indices`` of a cache does."""
+        """Keep some texts of the batch, as ``batch_select_indices`` of a cache does; a text may come several times."""
         for kept in self._layers.values():
             if kept is not None:
                 kept.keys = kept.keys[rows.to(kept.keys.device)]
+        for layer, blocks in self._blocks.items():
+            if blocks is not None:
+                chosen = rows.to(blocks.represented.device)
+                sums = tuple(part[chosen] for part in blocks.sums)
+                self._blocks[layer] = replace(blocks, sums=sums, represented=blocks.represented[chosen])
+
+    def blocks(self, attention: LayerAttention, method: object) -> KeptBlocks | None:
+        """Return what :func:`kept_blocks` does."""
+        layer, m = attention.layer, attention.m
+        kept = self._blocks.get(layer)
+        if kept is None or kept.method != method or not _is_like(kept.represented, attention.rot_k):
+            return None
+        if kept.count == m:
+            # Two parts of the layer, or a second text: what is kept of them cannot be told apart.
+            self._blocks[layer] = None
+            return None
+        return kept if kept.count == m - attention.n else None
+
+    def keep_blocks(self, attention: LayerAttention, blocks: KeptBlocks) -> None:
+        """Keep what :func:`keep_blocks` says."""
+        if self._blocks.setdefault(attention.layer, blocks) is not None:
+            self._blocks[attention.layer] = blocks
 
     def rotated(self, attention: LayerAttention, to: Positions, rotation: Rotation | None) -> Tensor:
         """Return what :func:`rotated_keys` does, rotating the keys of new tokens only."""
@@ -77,8 +117,11 @@ class KeptKeys:
 
 
 def _is_of(kept: _Kept, k: Tensor, to: Positions, rotation: Rotation | None) -> bool:
-    same = kept.to == to and kept.rotation is rotation
-    return same and kept.keys.shape[:2] == k.shape[:2] and kept.keys.device == k.device
+    return kept.to == to and kept.rotation is rotation and _is_like(kept.keys, k)
+
+
+def _is_like(kept: Tensor, k: Tensor) -> bool:
+    return kept.shape[:2] == k.shape[:2] and kept.device == k.device
 
 
 _open: ContextVar[KeptKeys | None] = ContextVar("kept_keys", default=None)
@@ -90,7 +133,8 @@ def keys_kept() -> Iterator[KeptKeys]:
 
     All passes inside the context must continue one batch of texts with one cache, whose rows keep their order (no beam
     search). Their results are the same; keys take memory for a second copy, in float32. Without it every new token
-    rotates the keys of the whole text.
+    rotates the keys of the whole text. InfLLM continues cached keys only inside the context, from the first token on:
+    it keeps sums of the queries of its window in float64, and the representatives of blocks.
 
     Examples:
         >>> with extended(model, method), keys_kept():
@@ -102,6 +146,24 @@ def keys_kept() -> Iterator[KeptKeys]:
         yield kept
     finally:
         _open.reset(token)
+
+
+def is_keeping() -> bool:
+    """Return whether a context of :func:`keys_kept` is open."""
+    return _open.get() is not None
+
+
+def kept_blocks(attention: LayerAttention, method: object) -> KeptBlocks | None:
+    """Return what a method has kept of the tokens before the queries of a layer; None if that is not known."""
+    kept = _open.get()
+    return None if kept is None else kept.blocks(attention, method)
+
+
+def keep_blocks(attention: LayerAttention, blocks: KeptBlocks) -> None:
+    """Keep what a method needs of the tokens of a layer up to its last query, inside :func:`keys_kept`."""
+    kept = _open.get()
+    if kept is not None:
+        kept.keep_blocks(attention, blocks)
 
 
 def rotated_keys(attention: LayerAttention, to: Positions, *, rotation: Rotation | None = None) -> Tensor:

@@ -93,9 +93,12 @@ class Windowed:
 
     def first_keys(self, attention: LayerAttention) -> Tensor | None:
         """Return the keys beyond the window, rotated to their positions; None for none."""
-        if self.far is None:
+        far = self.far
+        if far is None:
             return None
-        return self.far.rotated(attention) if self.far.count < attention.m else rotated_keys(attention, self.far.key)
+        if far.count < attention.m and far.choose is None:
+            return far.rotated(attention)  # a few, which do not grow with the text
+        return rotated_keys(attention, far.key)[:, :, : far.count]
 
     def sets(self, attention: LayerAttention, rows: Rows, far_keys: Tensor | None) -> list[KeySet]:
         """Return the keys inside the window of some queries, and those beyond it if there are any.
@@ -115,7 +118,7 @@ class Windowed:
             q = rotated_to(attention, q, i, self.far.query(i))
             allowed = (i[:, None] - torch.arange(stop, device=i.device) >= self.window)[None]
             if self.far.choose is not None:
-                allowed = allowed & self.far.choose(q, i - first)[..., :stop]
+                allowed = allowed & self.far.choose(q, i)[..., :stop]
             sets.append(KeySet(q, far_keys[:, :, :stop], slice(0, stop), allowed[:, None]))
         return sets
 

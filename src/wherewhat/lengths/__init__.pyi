@@ -1,5 +1,6 @@
 """The public names of length methods, each imported from here on first use."""
 
+from wherewhat.caches.kept_keys import keys_kept as keys_kept
 from wherewhat.lengths.far_cache import far_on_cpu as far_on_cpu
 from wherewhat.lengths.frequencies import DynamicNTK as DynamicNTK
 from wherewhat.lengths.frequencies import NTKAware as NTKAware

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wherewhat.caches.attention import FarKeys, default_block_mib
+from wherewhat.caches.kept_keys import keys_kept
 from wherewhat.caches.visibility import Queries, Visibility, Windowed, query_rows
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.captures.proof import Proof, current_proof, intervene, prove
@@ -35,8 +36,6 @@ class LengthMethod(ABC):
     """Name of the method."""
     rotary: ClassVar[bool] = True
     """Whether the method changes distances, which only layers with rotation have."""
-    cacheable: ClassVar[bool] = True
-    """Whether the method needs no queries of cached keys."""
 
     def __post_init__(self) -> None:
         """Refuse a method without a name, and parameters below 1."""
@@ -202,8 +201,8 @@ def generate(model: Any, ids: Tensor, method: LengthMethod, steps: int, *, proof
     """Continue texts by greedy decoding under a length method.
 
     Each new token is the most likely one in a single pass over the finished text up to it. Parameters that depend on
-    the length are set once, for the length of the finished text. Keys are cached if that cannot change the result;
-    otherwise each token takes a pass over the whole text.
+    the length are set once, for the length of the finished text. Keys are cached unless the model has windows of its
+    own; then each token takes a pass over the whole text.
 
     Args:
         model: A causal language model of transformers, in evaluation mode.
@@ -222,8 +221,9 @@ def generate(model: Any, ids: Tensor, method: LengthMethod, steps: int, *, proof
     if method.is_open:
         method = method.fitted(trained=trained_length(inner), length=ids.shape[1] + steps)
     # Caches of layers with a window drop keys and no longer count the text's tokens.
-    cached = method.cacheable and not _has_window(inner)
-    with torch.no_grad(), extended(model, method, proof=proved):
+    cached = not _has_window(inner)
+    kept = keys_kept() if cached else nullcontext()
+    with torch.no_grad(), extended(model, method, proof=proved), kept:
         cache, fresh = None, ids
         for _ in range(steps):
             cached_keys: dict[str, Any] = {"past_key_values": cache} if cache is not None else {}

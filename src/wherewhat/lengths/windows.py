@@ -8,7 +8,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from wherewhat.caches.attention import FarKeys, rotated_to
+from wherewhat.caches.attention import FarKeys, rotated_to, score_dtype
+from wherewhat.caches.kept_keys import KeptBlocks, is_keeping, keep_blocks, kept_blocks
 from wherewhat.caches.visibility import Visibility, Windowed
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError
@@ -98,7 +99,6 @@ class InfLLM(LengthMethod):
     """
 
     name: ClassVar[str] = "infllm"
-    cacheable: ClassVar[bool] = False
     sinks: int = 128
     window: int | None = None
     block: int = 128
@@ -118,51 +118,80 @@ class InfLLM(LengthMethod):
         return min(4096, trained)
 
     def visibility(self, attention: LayerAttention) -> Visibility | None:
-        """See :meth:`LengthMethod.visibility`; the queries of cached keys are needed too."""
+        """See :meth:`LengthMethod.visibility`; cached keys need what is kept of their queries."""
         window = required(self.name, "window", self.window)
+        if attention.m <= window and not is_keeping():
+            return None
+        represented = self._represented(attention, window)
         if attention.m <= window:
             return None
-        if attention.n < attention.m:
+        if represented is None:
             raise MeasureError(
-                f"{self.name} needs the queries of all {attention.m} keys and got {attention.n}: run with "
-                "use_cache=False"
+                f"{self.name} needs the queries of all {attention.m} keys and got {attention.n}: run all passes of the "
+                "text inside one wherewhat.lengths.keys_kept(), or with use_cache=False"
             )
-        blocks = (attention.m - window - self.sinks) // self.block
-        count = self.sinks + max(0, blocks) * self.block
-        summed = self._represented(attention, window, blocks) if blocks > 0 else None
+        count = self.sinks + represented.shape[2] * self.block
 
-        def choose(q: Tensor, rows: Tensor) -> Tensor:
+        def choose(q: Tensor, i: Tensor) -> Tensor:
             seen = torch.ones(q.shape[0], q.shape[2], count, dtype=torch.bool, device=q.device)
-            if summed is not None:
-                seen[..., self.sinks :] = self._retrieved(q, summed, rows, window).repeat_interleave(self.block, -1)
+            if count > self.sinks:
+                seen[..., self.sinks :] = self._retrieved(q, represented, i, window).repeat_interleave(self.block, -1)
             return seen
 
         return Windowed(window, FarKeys.capped(count, window, choose))
 
-    def _represented(self, attention: LayerAttention, window: int, blocks: int) -> Tensor:
-        """Return the sum of every block's representatives, ``(batch, kv_heads, blocks, d)``."""
-        batch, kv_heads, _, d = attention.rot_k.shape
-        queries = attention.rot_q.reshape(batch, kv_heads, -1, attention.n, d).sum(2, dtype=torch.float64)
-        keys = slice(self.sinks, self.sinks + blocks * self.block)
-        # Sums over the next L queries as differences of running sums; these keys have L queries after them.
-        running = queries.cumsum(2)
-        later = running[:, :, keys.start + window : keys.stop + window] - running[:, :, keys]
-        scores = torch.unflatten((later * attention.rot_k[:, :, keys]).sum(-1), 2, (blocks, self.block))
-        best = scores.topk(self.representatives, dim=-1).indices
-        at = torch.arange(keys.start, keys.stop, device=best.device)
-        k = rotated_to(attention, attention.rot_k[:, :, keys], at, torch.zeros_like(at))
-        k = torch.unflatten(k, 2, (blocks, self.block))
-        return k.gather(3, best[..., None].expand(*best.shape, d)).sum(3)
+    def _represented(self, attention: LayerAttention, window: int) -> Tensor | None:
+        """Return the sum of each finished block's representatives, ``(batch, kv_heads, blocks, d)``.
 
-    def _retrieved(self, q: Tensor, summed: Tensor, rows: Tensor, window: int) -> Tensor:
-        """Return the blocks that queries at distance L retrieve, ``(batch, rows, blocks)`` bool."""
+        None if the queries of cached keys are not known.
+        """
+        batch, kv_heads, m, d = attention.rot_k.shape
+        kept = kept_blocks(attention, self)
+        if kept is None:
+            if attention.n < m:
+                return None
+            empty = attention.rot_k.new_empty(batch, kv_heads, 0, d, dtype=score_dtype(attention))
+            kept = KeptBlocks(self, 0, (), empty)
+        queries = attention.rot_q.reshape(batch, kv_heads, -1, attention.n, d).sum(2, dtype=torch.float64)
+        if kept.sums:
+            queries[:, :, 0] += kept.sums[-1][:, :, -1]
+        sums, represented = (*kept.sums, queries.cumsum(2)), kept.represented
+        done, blocks = represented.shape[2], max(0, (m - window - self.sinks) // self.block)
+        if blocks > done or len(sums) > self.block:
+            running = torch.cat(sums, 2)
+            if blocks > done:
+                keys = slice(self.sinks + done * self.block, self.sinks + blocks * self.block)
+                represented = torch.cat([represented, self._sums_of_best(attention, keys, running, window)], 2)
+            # Later blocks need the sums from their first key on, and later sums the last one.
+            first = min(self.sinks + blocks * self.block, m - 1)
+            sums = (running[:, :, first - m :].clone(),)
+        if is_keeping():
+            keep_blocks(attention, KeptBlocks(self, m, sums, represented))
+        return represented
+
+    def _sums_of_best(self, attention: LayerAttention, keys: slice, running: Tensor, window: int) -> Tensor:
+        """Return the sum of the representatives of each block of some keys, ``(batch, kv_heads, blocks, d)``.
+
+        ``running`` are running sums of the queries of the last tokens, those of the keys among them.
+        """
+        # Sums over the next L queries as differences of running sums; these keys have L queries after them.
+        at = slice(keys.start - attention.m + running.shape[2], keys.stop - attention.m + running.shape[2])
+        later = running[:, :, at.start + window : at.stop + window] - running[:, :, at]
+        scores = torch.unflatten((later * attention.rot_k[:, :, keys]).sum(-1), 2, (-1, self.block))
+        best = scores.topk(self.representatives, dim=-1).indices
+        j = torch.arange(keys.start, keys.stop, device=best.device)
+        k = rotated_to(attention, attention.rot_k[:, :, keys], j, torch.zeros_like(j))
+        k = torch.unflatten(k, 2, (-1, self.block))
+        return k.gather(3, best[..., None].expand(*best.shape, k.shape[-1])).sum(3)
+
+    def _retrieved(self, q: Tensor, represented: Tensor, i: Tensor, window: int) -> Tensor:
+        """Return the blocks that queries at indices ``i`` retrieve at distance L, ``(batch, rows, blocks)`` bool."""
         batch, _, count, d = q.shape
-        grouped = q.reshape(batch, summed.shape[1], -1, count, d).sum(2)
-        relevance = (grouped @ summed.to(q.dtype).transpose(-1, -2)).sum(1)
+        grouped = q.reshape(batch, represented.shape[1], -1, count, d).sum(2)
+        relevance = (grouped @ represented.to(q.dtype).transpose(-1, -2)).sum(1)
         blocks = relevance.shape[-1]
-        i = rows[:, None]
         last = self.sinks + self.block * (1 + torch.arange(blocks, device=q.device)) - 1
-        ready = i - last >= window
+        ready = i[:, None] - last >= window
         best = relevance.masked_fill(~ready, -torch.inf).topk(min(self.top, blocks), dim=-1).indices
         return torch.zeros_like(relevance, dtype=torch.bool).scatter_(-1, best, True) & ready
 

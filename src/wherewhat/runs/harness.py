@@ -243,7 +243,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
         orders: Mapping[int, Tensor] | None = None,
     ) -> list[tuple[float, bool]]:
         method, model = self.method, self.loaded.model
-        shared = method is None or method.cacheable
+        shared = True
         if method is not None and method.is_open:
             # Open parameters may depend on the length of the whole text, which differs by continuation.
             if len(continuations) > 1:

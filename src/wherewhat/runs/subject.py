@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import torch
 from torch import Tensor, nn
 
+from wherewhat.caches.kept_keys import KeptKeys, keys_kept
 from wherewhat.captures.attention import LayerAttention, MaskCopies
 from wherewhat.captures.blocks import Blocks, blocks, key_mixing
 from wherewhat.captures.chunks import check_chunk, prove_chunks, run_in_chunks
@@ -193,23 +194,25 @@ class _Run:
 
     def together(self, continuations: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
         longer = [tokens for tokens in continuations if len(tokens) > 1]
-        output = self._pass(self.ids, keep=1, use_cache=bool(longer))
-        first = output.logits[0, -1:]
-        cache = getattr(output, "past_key_values", None)
-        if longer and not _keeps_all(cache, self.n):
-            return [scored(first, tokens) if len(tokens) == 1 else self.alone(tokens) for tokens in continuations]
-        after = iter(self._after(cache, longer) if longer else ())
+        with keys_kept() as kept:
+            output = self._pass(self.ids, keep=1, use_cache=bool(longer))
+            first = output.logits[0, -1:]
+            cache = getattr(output, "past_key_values", None)
+            if longer and not _keeps_all(cache, self.n):
+                return [scored(first, tokens) if len(tokens) == 1 else self.alone(tokens) for tokens in continuations]
+            after = iter(self._after(cache, kept, longer) if longer else ())
         return [
             scored(torch.cat([first, next(after)]) if len(tokens) > 1 else first, tokens) for tokens in continuations
         ]
 
-    def _after(self, cache: Any, continuations: Sequence[Sequence[int]]) -> Tensor:
+    def _after(self, cache: Any, kept: KeptKeys, continuations: Sequence[Sequence[int]]) -> Tensor:
         """Return the logits after the tokens of continuations ``(continuations, longest - 1, vocabulary)``."""
         count = max(map(len, continuations)) - 1
         # Padding follows all tokens that are scored, so the causal mask hides it.
         rows = [[*continuation[:-1], *[0] * (count + 1 - len(continuation))] for continuation in continuations]
         tokens = torch.tensor(rows, device=self.ids.device)
         cache.batch_repeat_interleave(len(rows))
+        kept.select(torch.zeros(len(rows), dtype=torch.int64))
         arguments: dict[str, Any] = {}
         if self.positions is not None:
             arguments = placed(self.model, tokens, self.positions[self.n : self.n + count])
