@@ -23,10 +23,9 @@ PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 # Instruction sets and numbers of threads change the order of sums. A CPU without one of them ignores its name.
 NUMERICAL := tests/captures tests/caches tests/lengths tests/measures tests/plans tests/lab
 PLAIN := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=1
-AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=2
-THREADS := OMP_NUM_THREADS=4
 # There are more threads than cores: those that wait sleep.
-SLEEPING := OMP_WAIT_POLICY=passive
+AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=4 \
+	OMP_WAIT_POLICY=passive
 
 .PHONY: report test test-all test-cpus real fuzz check format lint types docs models clean
 
@@ -42,8 +41,7 @@ test-all: test  ## also every model type, trained models, documentation, fuzzing
 
 test-cpus: $(TOOLS)  ## the numerical tests under other instruction sets and numbers of threads, tolerances halved
 	env $(PLAIN) $(PYTEST) --tighten 2 $(NUMERICAL)
-	env $(AVX2) $(SLEEPING) $(PYTEST) --tighten 2 -m "not slow" $(NUMERICAL)
-	env $(THREADS) $(SLEEPING) $(PYTEST) --tighten 2 -m "not slow" $(NUMERICAL)
+	env $(AVX2) $(PYTEST) --tighten 2 -m "not slow" $(NUMERICAL)
 
 real: $(TOOLS)  ## check, axes, heads, planes, frequencies, residual and report of real models; or MODELS="a b"
 	@env -u OMP_NUM_THREADS $(BIN)/python tools/real.py $(MODELS)

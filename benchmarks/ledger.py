@@ -99,7 +99,9 @@ def main() -> int:
         result["skipped"].pop(name, None)
         rows = result["several" if name in (TOGETHER, REPORT) else "measurements"]
         try:
-            row = measured(name, subject, _work(name, subject, models, request, documents, options), options)
+            with tempfile.TemporaryDirectory() as out:  # runs are removed after they were timed
+                work = _work(name, subject, models, request, documents, options, Path(out))
+                row = measured(name, subject, work, options)
         except WherewhatError as error:
             result["skipped"][name] = str(error)
             print(f"{name:12} skipped: {error}", flush=True)
@@ -284,8 +286,12 @@ def _work(
     model: ModelRequest | MemoryModel,
     documents: tuple[Document, ...],
     options: argparse.Namespace,
+    out: Path,
 ) -> list[Work]:
-    """Return the work of a measurement on the first document and on all, or on one prompt or question."""
+    """Return the work of a measurement on the first document and on all, or on one prompt or question.
+
+    Its runs, each in a folder of its own, are written to ``out``.
+    """
     loaded = subject.loaded
     measurement = None if name in (TOGETHER, REPORT) else find_measurement(name)
     config = None if measurement is None else build_config(measurement.config, {})
@@ -301,7 +307,7 @@ def _work(
     step = texts_at_once(loaded.model, options.tokens)
     batches = [torch.cat([text.ids for text in texts[i : i + step]]) for i in range(0, len(texts), step)]
     if name == REPORT:
-        return [Work(batches, partial(_report, model, documents, options), counted=False)]
+        return [Work(batches, partial(_report, model, documents, options, out), counted=False)]
     names = _TOGETHER if name == TOGETHER else (name,)
 
     def run(count: int) -> None:
@@ -317,22 +323,23 @@ def _work(
             )
             for each in names
         ]
-        with tempfile.TemporaryDirectory() as out:
-            for outcome in run_together(requests, out=Path(out), models=models):
-                if isinstance(outcome, WherewhatError):
-                    raise outcome
+        for outcome in run_together(requests, out=Path(tempfile.mkdtemp(dir=out)), models=models):
+            if isinstance(outcome, WherewhatError):
+                raise outcome
 
     least = 1 if measurement is None else measurement.least_documents
     return [Work([text.ids for text in texts[:least]], partial(run, least)), Work(batches, partial(run, len(texts)))]
 
 
-def _report(model: ModelRequest | MemoryModel, documents: tuple[Document, ...], options: argparse.Namespace) -> None:
-    """Make a report with its control models, from loading the model to the page."""
+def _report(
+    model: ModelRequest | MemoryModel, documents: tuple[Document, ...], options: argparse.Namespace, out: Path
+) -> None:
+    """Make a report with its control models, from loading the model to the page, in a new folder in ``out``."""
     if options.shape:  # permuting the entries of large matrices takes longer than everything else
         register_view("axes", replace(VIEWS["axes"], report=ReportRun(1.5, controls=("random",))))
-    with tempfile.TemporaryDirectory() as out:
-        made = make_report([model], out=out, texts=documents, documents=len(documents), tokens=options.tokens)
-        made.write(Path(out) / "report.html")
+    runs = Path(tempfile.mkdtemp(dir=out))
+    made = make_report([model], out=runs, texts=documents, documents=len(documents), tokens=options.tokens)
+    made.write(runs / "report.html")
 
 
 def _inputs(loaded: LoadedModel, documents: tuple[Document, ...], tokens: int) -> list[Input]:

@@ -28,6 +28,11 @@ _PRELOADED += ["wherewhat.cli.tables", "wherewhat.report.report", "wherewhat_lab
 _PRELOADED += ["wherewhat_lab.multihop.commands", "helpers.command_line"]
 _PRELOADED += ["runs.test_processes", "lab.test_training", "lab.test_language", "helpers.fork_server"]
 
+_LONGEST = ["report/test_unfinished.py", "models/test_gguf.py", "real/test_real_models.py", "fuzz/test_fuzz.py"]
+_LONGEST += ["report/test_accessibility.py", "conformance/test_proof.py", "sweep/test_scaling.py"]
+_LONGEST += ["sweep/test_engines.py", "measures/test_batches.py", "docs/test_code_blocks.py", "docs/test_notebooks.py"]
+_LONGEST += ["report/test_reader.py", "test_ledger.py", "report/test_roles_browser.py"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that leaves room for other CPUs."""
@@ -48,6 +53,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.suffix != ".py" or "not slow" not in config.option.markexpr:
         return None
     return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text("utf-8") or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the modules that take longest: test processes take whole modules, and none is to end long before."""
+    rank = {Path(__file__).parent / name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 def pytest_collection_finish() -> None:

@@ -63,7 +63,7 @@ def test_output_on_a_full_disk_is_one_line(attention, processes, tmp_path):
 def test_interrupted_while_it_measures(attention, processes, tmp_path):
     out = tmp_path / "interrupted"
     arguments = [*attention, "--out", str(out)]
-    stop = (1, signal.SIGINT)
+    stop = ([1], signal.SIGINT)
     process = command_process(processes, arguments, out=os.devnull, err=tmp_path / "err", signal_at=stop)
     process.join(timeout=120)
     assert process.exitcode == 130

@@ -33,7 +33,7 @@ def command_process(processes, arguments, *, out, err, signal_at=None, before="m
         arguments: Words of the command.
         out: File of its standard output; None for a pipe that nobody reads.
         err: File of its standard error.
-        signal_at: A signal that it gets, and before which batch of texts that it measures, counted from 0.
+        signal_at: Before which batches of texts that it measures, counted from 0, it gets a signal, and which.
         before: ``renaming``, if files are counted that were written under a temporary name and get their own.
     """
     given = ([str(word) for word in arguments], out and str(out), str(err), signal_at, before)
@@ -48,10 +48,10 @@ def _run_command(arguments, out, err, signal_at, before):
 
     if signal_at is not None:
         module, name = (execution, "_measured") if before == "measuring" else (os, "replace")
-        do, (number, which), times = getattr(module, name), signal_at, itertools.count()
+        do, (numbers, which), times = getattr(module, name), signal_at, itertools.count()
 
         def do_or_stop(*given):
-            if next(times) == number:
+            if next(times) in numbers:
                 os.kill(os.getpid(), which)
             return do(*given)
 

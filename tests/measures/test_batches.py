@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from zlib import crc32
 
@@ -13,7 +16,6 @@ import torch
 from helpers.capture import TinySubject, proved, run, shared, tokens
 from wherewhat.errors import ConfigError
 from wherewhat.lengths import METHODS, find_method
-from wherewhat.measures import batches
 from wherewhat.measures.batches import chunks, equal_runs, read_at_once, rows_at_once
 from wherewhat.measures.extend import ExtendConfig
 from wherewhat.measures.extend import text as extend_text
@@ -27,6 +29,7 @@ from wherewhat.measures.perturb.losses import measure_all_perturbed
 from wherewhat.measures.residual import ResidualConfig, gaussian_noise, measure_all_residuals
 from wherewhat.measures.tensors import text_losses, token_losses
 from wherewhat.runs.subject import ModelSubject
+from wherewhat.scores import Scores
 
 
 def encode(text):
@@ -47,13 +50,36 @@ class Trained(TinySubject):
         return 16
 
 
-@pytest.fixture(params=[1, 5, 64])
-def rows(request, monkeypatch):
-    """Number of rows of a pass: one, one that divides nothing, and all."""
-    for module in ("extend.text", "frequencies.text", "perturb.losses"):
-        monkeypatch.setattr(f"wherewhat.measures.{module}.rows_at_once", lambda *_, **__: request.param)
-    monkeypatch.setattr(batches, "rows_at_once", lambda *_, **__: request.param)
-    return request.param
+@contextmanager
+def passes_of(rows):
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("extend.text", "frequencies.text", "perturb.losses", "batches"):
+            patch.setattr(f"wherewhat.measures.{module}.rows_at_once", lambda *_, **__: rows)
+        yield
+
+
+@pytest.fixture(params=[5, 64])
+def rows(request):
+    """Number of rows of a pass: one that divides nothing, and all; with one row each text alone is measured."""
+    with passes_of(request.param):
+        yield request.param
+
+
+_ALONE: dict[tuple[object, ...], list[Scores]] = {}
+
+
+@pytest.fixture
+def each_alone(request):
+    """Scores of each text alone, one row after another: computed once for all numbers of rows."""
+
+    def measured(measure, texts, *case):
+        key = request.node.originalname, *case
+        if key not in _ALONE:
+            with passes_of(1):
+                _ALONE[key] = [measure(texts[i : i + 1])[0] for i in range(len(texts))]
+        return copy.deepcopy(_ALONE[key])
+
+    return measured
 
 
 def assert_same(actual, expected, **tolerance):
@@ -73,25 +99,23 @@ def assert_same(actual, expected, **tolerance):
 
 
 @pytest.mark.parametrize("family", FAST)
-def test_extend_of_texts_together(family, rows):
+def test_extend_of_texts_together(family, rows, each_alone):
     """Outliers are counts of outputs beyond a quantile, which rounding may move by one."""
     subject, ids = Trained(family), tokens(48, batch=2)
     config = ExtendConfig(depths=(0, 100), run=2)
-    together = measure_all_lengths(subject, ids, config)
-    for text, scores in enumerate(together):
-        (alone,) = measure_all_lengths(subject, ids[text : text + 1], config)
+    measure = partial(measure_all_lengths, subject, config=config)
+    for scores, alone in zip(measure(ids), each_alone(measure, ids, family), strict=True):
         for layer, other in zip(scores.layers, alone.layers, strict=True):
             for name in [name for name in layer.heads if name.startswith("output_outliers")]:
                 assert layer.heads.pop(name).tolist() == pytest.approx(other.heads.pop(name).tolist(), abs=1 / 8 + 1e-9)
         assert_same(scores, alone)
 
 
-def test_retrieval_of_texts_together(rows):
+def test_retrieval_of_texts_together(rows, each_alone):
     subject, ids = TinySubject("llama"), tokens(420, batch=2)
     config = ExtendConfig(methods=("none", "lm-infinite"), trained=200, retrieval=True, depths=(0, 100), run=2)
-    together = measure_all_lengths(subject, ids, config, encode=encode)
-    for text, scores in enumerate(together):
-        (alone,) = measure_all_lengths(subject, ids[text : text + 1], config, encode=encode)
+    measure = partial(measure_all_lengths, subject, config=config, encode=encode)
+    for scores, alone in zip(measure(ids), each_alone(measure, ids), strict=True):
         assert {"second_copy_none", "passkey_lm-infinite", "keys_chance"} <= scores.whole.keys()
         assert scores.whole == pytest.approx(alone.whole, **CLOSE)
 
@@ -134,23 +158,22 @@ def test_probes_in_parts_are_the_same(monkeypatch):
 
 
 @pytest.mark.parametrize("family", FAST)
-def test_frequencies_of_texts_together(family, rows):
+def test_frequencies_of_texts_together(family, rows, each_alone):
     subject, ids = Trained(family), tokens(31, batch=2)
     config = FrequenciesConfig(bands=2, queries=1, unrotate=True, heads=("0.1", "0.3", "1.0"))
     for options in (config, replace(config, heads=())):
-        together = measure_all_frequencies(subject, ids, options)
-        for text, scores in enumerate(together):
-            assert_same(scores, measure_all_frequencies(subject, ids[text : text + 1], options)[0])
+        measure = partial(measure_all_frequencies, subject, config=options)
+        for scores, alone in zip(measure(ids), each_alone(measure, ids, family, options), strict=True):
+            assert_same(scores, alone)
 
 
-def test_massive_dimensions_of_texts_together(rows, monkeypatch):
+def test_massive_dimensions_of_texts_together(rows, each_alone, monkeypatch):
     monkeypatch.setattr("wherewhat.measures.frequencies.text.LEAST_GAIN", -torch.inf)
     subject, ids = Trained("llama"), tokens(160, batch=2)
     monkeypatch.setattr("wherewhat.measures.frequencies.masking.MASSIVE", 1.2)  # so that there are some
     config = FrequenciesConfig(bands=2, queries=1, masking=False, massive=True)
-    together = measure_all_frequencies(subject, ids, config, encode=encode, prefix=1)
-    for text, scores in enumerate(together):
-        (alone,) = measure_all_frequencies(subject, ids[text : text + 1], config, encode=encode, prefix=1)
+    measure = partial(measure_all_frequencies, subject, config=config, encode=encode, prefix=1)
+    for scores, alone in zip(measure(ids), each_alone(measure, ids), strict=True):
         lost = [name for name in scores.whole if "_lost_" in name]  # differences of gains of 0.01 over one of them
         assert {name: scores.whole.pop(name) for name in lost} == pytest.approx(
             {name: alone.whole.pop(name) for name in lost}, rel=0.02, abs=0.02
@@ -183,12 +206,12 @@ def test_dimensions_of_each_text():
 
 
 @pytest.mark.parametrize("family", FAST)
-def test_residual_of_texts_together(family, rows):
+def test_residual_of_texts_together(family, rows, each_alone):
     subject, ids = TinySubject(family), tokens(31, batch=2)
     config = ResidualConfig(strengths=(0.0, 0.3, 1.0), heads=family == "llama")
-    together = measure_all_residuals(subject, ids, config)
-    for text, scores in enumerate(together):
-        assert_same(scores, measure_all_residuals(subject, ids[text : text + 1], config)[0])
+    measure = partial(measure_all_residuals, subject, config=config)
+    for scores, alone in zip(measure(ids), each_alone(measure, ids, family), strict=True):
+        assert_same(scores, alone)
 
 
 @pytest.mark.parametrize("family", FAST)
@@ -229,14 +252,13 @@ def test_noise_is_gaussian_and_without_patterns():
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", pytest.param("gpt_oss", marks=pytest.mark.slow)])
-def test_perturbations_of_texts_together(family, rows):
+def test_perturbations_of_texts_together(family, rows, each_alone):
     model, proof = proved(family)
     subject = ModelSubject(SimpleNamespace(model=model), proof)
     texts = [Text(ids[None], 1) for ids in tokens(23, batch=2)]
     config = PerturbConfig(rates=(0.0, 0.1, 0.5), seeds=2, layers=(0, 1), at=0.5)
-    together = measure_all_perturbed(subject, texts, config)
-    for text, scores in zip(texts, together, strict=True):
-        (alone,) = measure_all_perturbed(subject, [text], config)
+    measure = partial(measure_all_perturbed, subject, config=config)
+    for scores, alone in zip(measure(texts), each_alone(measure, texts, family), strict=True):
         # Correlations over heads of changes that may be rounding errors only.
         for whole in (scores.whole, alone.whole):
             for name in [name for name in whole if name.startswith(("predicted", "identity"))]:

@@ -23,7 +23,7 @@ def words(made, hostile_model, tmp_path):
 
 def killed(words, processes, tmp_path, batch):
     """Run the command until it is about to measure a batch of texts, counted from 0 over all measurements."""
-    stop = (batch, signal.SIGKILL)
+    stop = ([batch], signal.SIGKILL)
     process = command_process(processes, words, out=tmp_path / "out", err=tmp_path / "err", signal_at=stop)
     process.join()
     return process.exitcode == -signal.SIGKILL

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -148,20 +151,59 @@ def test_marks_in_the_name_of_a_model_are_kept():
 # Killed
 
 
-@pytest.fixture
-def words(made, hostile_model, tmp_path):
-    given = ("--text", made.text, "--tokens", TOKENS, "--out", tmp_path / "runs", "--device", "cpu")
+MOMENTS = range(1, 61, 3)
+"""Numbers of files that a report writes under a temporary name and is about to give their own."""
+
+
+def report_words(made, hostile_model, folder):
+    given = ("--text", made.text, "--tokens", TOKENS, "--out", folder / "runs", "--device", "cpu")
     return ["report", hostile_model, *given]
 
 
-def page_after_kill(words, processes, tmp_path, number):
-    """Kill the command before it gives the file of a number its name; return the page."""
-    stop = (number, signal.SIGKILL)
-    given = {"out": tmp_path / "out", "err": tmp_path / "err", "signal_at": stop, "before": "renaming"}
-    process = command_process(processes, words, **given)
+@pytest.fixture
+def words(made, hostile_model, tmp_path):
+    return report_words(made, hostile_model, tmp_path)
+
+
+def process_with_signals(words, processes, folder, numbers, which):
+    """The command, which gets a signal before it gives files with some numbers their names."""
+    given = {"out": folder / "out", "err": folder / "err", "signal_at": (numbers, which), "before": "renaming"}
+    return command_process(processes, words, **given)
+
+
+def is_stopped(process):
+    """Whether all threads are stopped."""
+    try:
+        stats = [path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/stat")]
+    except OSError:  # a thread has just ended
+        return False
+    return {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
+
+
+@pytest.fixture(scope="module")
+def moments(made, hostile_model, processes, tmp_path_factory):
+    """Copies of the folder of a report at twenty moments, at which all of its threads are stopped.
+
+    A process that is killed at that moment leaves the same files.
+    """
+    if not Path("/proc/self/task").exists():
+        pytest.skip("needs the threads of a process in /proc")
+    folder = tmp_path_factory.mktemp("killed")
+    words = report_words(made, hostile_model, folder)
+    process = process_with_signals(words, processes, folder, MOMENTS, signal.SIGSTOP)
+    for number in MOMENTS:
+        while not is_stopped(process):
+            assert process.is_alive(), f"ended before moment {number}"
+            time.sleep(0.01)
+        shutil.copytree(folder / "runs", folder / str(number) / "runs")
+        os.kill(process.pid, signal.SIGCONT if number != MOMENTS[-1] else signal.SIGKILL)
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    (page,) = (tmp_path / "runs").glob("report-*.html")
+    return folder
+
+
+def page_in(folder):
+    (page,) = (folder / "runs").glob("report-*.html")
     return page
 
 
@@ -182,19 +224,29 @@ def assert_resumed(words, cli, made):
 
 
 def test_killed_while_a_page_is_written(made, words, cli, processes, tmp_path):
-    assert_whole(page_after_kill(words, processes, tmp_path, 10))
+    process = process_with_signals(words, processes, tmp_path, [10], signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert_whole(page_in(tmp_path))
     assert_resumed(words, cli, made)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(1, 61, 3))
-def test_killed_at_twenty_moments(made, words, cli, processes, tmp_path, browser, number):
-    page = page_after_kill(words, processes, tmp_path, number)
-    assert_whole(page)
-    if 'http-equiv="refresh"' not in page.read_text("utf-8"):
-        with opening(browser, page):
-            pass
-    assert_resumed(words, cli, made)
+@pytest.mark.parametrize("number", MOMENTS)
+def test_killed_at_twenty_moments(made, words, cli, moments, tmp_path, number):
+    shutil.copytree(moments / str(number) / "runs", tmp_path / "runs")
+    assert_whole(page_in(tmp_path))
+    if number % 2:  # every second moment
+        assert_resumed(words, cli, made)
+
+
+@pytest.mark.slow
+def test_pages_of_twenty_moments_open_without_an_error(moments, browser):
+    for number in MOMENTS:
+        page = page_in(moments / str(number))
+        if 'http-equiv="refresh"' not in page.read_text("utf-8"):
+            with opening(browser, page):
+                pass
 
 
 @pytest.mark.slow
