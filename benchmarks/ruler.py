@@ -18,7 +18,8 @@ most methods and 315 for near-far, and Python takes longer to start most of them
 about 9, 18 to 35 and 66 ms. Reading the prompts takes less time than that. So let three processes share the GPU, each
 with a share of the batches, and give each batch as many tokens as memory allows. A token takes ``4 · layers · kv_heads
 · head_dim`` bytes in bfloat16, and under a method that rotates keys as many again: 46 KB for SmolLM2, 45 for
-TinyLlama. In order of what they tell::
+TinyLlama. InfLLM, which also keeps sums in float64, and plans have batches of a quarter of the tokens. In order of what
+they tell::
 
     answers() {  # model, name, options: at most 8 minutes of three processes; the same call continues them
         for i in 1 2 3; do
@@ -551,7 +552,7 @@ def _asked(
 _READ_RATE = 250e12
 """Operations per second with which prompts are read on an H200 in bfloat16. A Llama of 1.1 billion weights reads 4,096
 tokens in 24 ms (docs/scaling.md), which is 390e12; narrower models are slower."""
-_STEP_KERNELS = {UNMODIFIED: 45, "sliding-window": 85, "near-far": 315, PLANNED: 315}
+_STEP_KERNELS = {UNMODIFIED: 45, "sliding-window": 85, "infllm": 185, "near-far": 315, PLANNED: 315}
 """Kernels per layer of a step: operations that were counted on a CPU, without views."""
 _OTHER_KERNELS = 165
 _KERNEL = 7e-6

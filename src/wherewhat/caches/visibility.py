@@ -93,9 +93,12 @@ class Windowed:
 
     def first_keys(self, attention: LayerAttention) -> Tensor | None:
         """Return the keys beyond the window, rotated to their positions; None for none."""
-        if self.far is None:
+        far = self.far
+        if far is None:
             return None
-        return self.far.rotated(attention) if self.far.count < attention.m else rotated_keys(attention, self.far.key)
+        if far.count < attention.m and far.choose is None:
+            return far.rotated(attention)  # a few, which do not grow with the text
+        return rotated_keys(attention, far.key)[:, :, : far.count]
 
     def sets(self, attention: LayerAttention, rows: Rows, far_keys: Tensor | None) -> list[KeySet]:
         """Return the keys inside the window of some queries, and those beyond it if there are any.
