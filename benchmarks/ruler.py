@@ -18,7 +18,8 @@ most methods and 315 for near-far, and Python takes longer to start most of them
 about 9, 18 to 35 and 66 ms. Reading the prompts takes less time than that. So let three processes share the GPU, each
 with a share of the batches, and give each batch as many tokens as memory allows. A token takes ``4 · layers · kv_heads
 · head_dim`` bytes in bfloat16, and under a method that rotates keys as many again: 46 KB for SmolLM2, 45 for
-TinyLlama. InfLLM, which also keeps sums in float64, and plans have batches of a quarter of the tokens. In order of what they tell::
+TinyLlama. InfLLM, which also keeps sums in float64, and plans have batches of a quarter of the tokens. In order of what
+they tell::
 
     answers() {  # model, name, options: at most 8 minutes of three processes; the same call continues them
         for i in 1 2 3; do

@@ -8,6 +8,7 @@ import torch
 from helpers.capture import proved, tiny, tokens
 from wherewhat.captures.proof import prove
 from wherewhat.errors import MeasureError
+from wherewhat.lengths import InfLLM, NearFar, extended
 from wherewhat.measures.perturb.changes import swap
 from wherewhat.runs.subject import continued
 
@@ -42,6 +43,19 @@ def test_equal_to_one_pass_each(family):
         assert found.dtype == torch.float64
         torch.testing.assert_close(found, expected, **CLOSE)
         assert torch.equal(greedy, said)
+
+
+@pytest.mark.parametrize(
+    "method", [InfLLM(2, 6, block=4, top=2, representatives=2), NearFar(sinks=2, window=6)], ids=lambda x: x.name
+)
+def test_equal_to_one_pass_each_under_a_method(method):
+    """What is kept of the text's queries and keys is that of each continuation."""
+    (model, proof), ids = proved("llama"), tokens(23)
+    with extended(model, method, proof=proof):
+        expected, said = slowly(model, ids, CONTINUATIONS)
+        found, greedy = continued(model, proof, ids, CONTINUATIONS)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    assert torch.equal(greedy, said)
 
 
 @pytest.fixture(scope="module")

@@ -242,8 +242,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
         positions: Tensor | None = None,
         orders: Mapping[int, Tensor] | None = None,
     ) -> list[tuple[float, bool]]:
-        method, model = self.method, self.loaded.model
-        shared = True
+        method, model, shared = self.method, self.loaded.model, True
         if method is not None and method.is_open:
             # Open parameters may depend on the length of the whole text, which differs by continuation.
             if len(continuations) > 1:
