@@ -44,10 +44,10 @@ def command_process(processes, arguments, *, out, err, signal_at=None, before="m
 
 def _run_command(arguments, out, err, signal_at, before):
     from wherewhat.__main__ import main
-    from wherewhat.runs import execution
+    from wherewhat.runs import jobs
 
     if signal_at is not None:
-        module, name = (execution, "_measured") if before == "measuring" else (os, "replace")
+        module, name = (jobs, "_measured") if before == "measuring" else (os, "replace")
         do, (numbers, which), times = getattr(module, name), signal_at, itertools.count()
 
         def do_or_stop(*given):

@@ -22,7 +22,7 @@ from wherewhat.measures.split.logits import logit_split, split_documents, square
 from wherewhat.measures.split.split_measurement import SplitMeasurement
 from wherewhat.measures.split.statistics import PositionSums, jackknife_error, position_share
 from wherewhat.report.result import run
-from wherewhat.runs.execution import estimate
+from wherewhat.runs.jobs import estimate
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun
 from wherewhat.runs.subject import load
@@ -401,7 +401,7 @@ def test_resumed_run_computes_nothing_twice(gpt2, texts, tmp_path, monkeypatch):
         )
         with pytest.raises(KeyboardInterrupt):
             run(request(gpt2, texts), out=tmp_path / "killed")
-    monkeypatch.setattr("wherewhat.runs.execution._measured", lambda *_: pytest.fail("measured twice"))
+    monkeypatch.setattr("wherewhat.runs.jobs._measured", lambda *_: pytest.fail("measured twice"))
     again = run(request(gpt2, texts), out=tmp_path / "killed")
     assert (again.path / "config.json").read_bytes() == (whole.path / "config.json").read_bytes()
     ours, theirs = (directory.scores().to_pydict() for directory in (again, whole))
@@ -412,7 +412,7 @@ def test_resumed_run_computes_nothing_twice(gpt2, texts, tmp_path, monkeypatch):
 
 def test_time_of_documents_together_is_announced(monkeypatch):
     clock, counts = [0.0], []
-    monkeypatch.setattr("wherewhat.runs.execution.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr("wherewhat.runs.jobs.time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
     class Counted(DocumentsMeasurement):
         least_documents = 3

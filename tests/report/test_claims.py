@@ -26,7 +26,7 @@ from wherewhat.rules.claims.claim import Evidence, judge, verdict_json, verdict_
 from wherewhat.rules.claims.registry import CLAIMS
 from wherewhat.rules.numbers import contrast
 from wherewhat.rules.rule import Statement
-from wherewhat.runs import execution
+from wherewhat.runs import jobs
 from wherewhat.runs.collection import Runs
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.scores import UNBOUNDED
@@ -376,7 +376,7 @@ def test_model_in_memory(tmp_path, monkeypatch):
     with pytest.raises(KeyError, match="not in this judgement: choose from"):
         made[2]
     # Nothing is measured again, and the file is the same.
-    monkeypatch.setattr(execution, "_measured", None)
+    monkeypatch.setattr(jobs, "_measured", None)
     assert judge_claims(model, claims=numbers, texts=texts(), out=tmp_path) == made
 
 
@@ -430,7 +430,7 @@ def test_killed_at_any_moment_the_same_bytes_follow(speller, tmp_path, monkeypat
     request = ModelRequest(model=speller, device="cpu")
     options = {"claims": (1, 4, 7), "tokens": 40, "documents": 2}
     whole = judge_claims(request, out=tmp_path / "whole", **options).save(tmp_path / "whole.json")
-    compute, calls = execution._measured, []
+    compute, calls = jobs._measured, []
 
     def killed(*args):
         calls.append(1)
@@ -438,7 +438,7 @@ def test_killed_at_any_moment_the_same_bytes_follow(speller, tmp_path, monkeypat
             raise KeyboardInterrupt
         return compute(*args)
 
-    monkeypatch.setattr(execution, "_measured", killed)
+    monkeypatch.setattr(jobs, "_measured", killed)
     made = None
     while made is None:
         with suppress(KeyboardInterrupt):

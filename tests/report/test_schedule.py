@@ -15,6 +15,7 @@ from wherewhat.report.measurements import schedule
 from wherewhat.report.report import make_report
 from wherewhat.report.views import Capacity
 from wherewhat.runs import execution as controls
+from wherewhat.runs import jobs
 from wherewhat.runs.request import ModelRequest
 
 CAPACITY = Capacity(trained=8192, hard_limit=False, planes=32, shortest=2000)
@@ -79,7 +80,7 @@ class Told(Silent):
 @pytest.mark.slow  # test_killed.py kills a report once
 def test_an_interrupted_report_goes_on(made, hostile_model, tmp_path, monkeypatch):
     request = ModelRequest(model=hostile_model, device="cpu")
-    real, calls = controls._measured, []
+    real, calls = jobs._measured, []
 
     def interrupted(waiting):
         calls.append(waiting)
@@ -87,7 +88,7 @@ def test_an_interrupted_report_goes_on(made, hostile_model, tmp_path, monkeypatc
             raise KeyboardInterrupt
         return real(waiting)
 
-    monkeypatch.setattr(controls, "_measured", interrupted)
+    monkeypatch.setattr(jobs, "_measured", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make_report(request, out=tmp_path, files=[str(made.text)], tokens=TOKENS)
     told = Told()

@@ -20,7 +20,7 @@ from wherewhat.measures.measurement import (
 )
 from wherewhat.models.loader import load
 from wherewhat.options import build_config
-from wherewhat.runs import execution
+from wherewhat.runs import jobs
 from wherewhat.runs.execution import run, run_together
 from wherewhat.runs.request import Request
 from wherewhat.runs.subject import ModelSubject
@@ -154,14 +154,14 @@ def test_requests_of_one_run_are_measured_once(tmp_path, monkeypatch):
 def test_a_batch_that_was_interrupted_gives_the_same_bytes(tmp_path, monkeypatch):
     request = Request("axes", model=tiny("llama"), texts=tokens(30, batch=3))
     whole = run(request, out=tmp_path / "whole")
-    save = execution._Job.save
+    save = jobs.Job.save
 
     def killed(job, key, scores, **options):
         save(job, key, scores, **options)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(execution._Job, "save", killed)
+        patch.setattr(jobs.Job, "save", killed)
         with pytest.raises(KeyboardInterrupt):
             run(request, out=tmp_path / "parts")
     passes = count_passes(monkeypatch)

@@ -18,11 +18,12 @@ from wherewhat.models.loaded import LoadedModel
 from wherewhat.progress import Silent, duration
 from wherewhat.report.result import run
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.execution import LastModel, estimate, measure, memory, prepare, run_together
+from wherewhat.runs.execution import LastModel, measure, prepare, run_together
 from wherewhat.runs.execution import run as execution_run
+from wherewhat.runs.jobs import estimate
 from wherewhat.runs.request import ModelRequest, Request
 from wherewhat.runs.results import StoredRun
-from wherewhat.runs.subject import load
+from wherewhat.runs.subject import load, memory
 from wherewhat.scores import Scores
 
 

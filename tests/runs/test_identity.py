@@ -28,7 +28,7 @@ from wherewhat.plans.planner import _Planner
 from wherewhat.plans.request import PlanRequest
 from wherewhat.progress import Silent
 from wherewhat.report.excerpt import ExcerptFile
-from wherewhat.runs import execution, identity
+from wherewhat.runs import execution, identity, jobs
 from wherewhat.runs.code import DECLARED, code_identity
 from wherewhat.runs.execution import LastModel, prepare, run, run_controls
 from wherewhat.runs.identity import KnownRuns, is_current, reused_line, versions
@@ -979,7 +979,7 @@ def test_everything_that_reuses_results_has_the_same_identity(asked, place, monk
 
 def test_again_measures_anew_and_can_be_killed(asked, monkeypatch):
     first = run(asked.request, out=asked.out)
-    measure = execution._Batch.measure
+    measure = jobs.Batch.measure
     done = []
 
     def measured(batch):
@@ -989,8 +989,8 @@ def test_again_measures_anew_and_can_be_killed(asked, monkeypatch):
         done.extend(batch.keys[0])
         measure(batch)
 
-    monkeypatch.setattr(execution._Batch, "measure", measured)
-    monkeypatch.setattr(execution, "texts_at_once", lambda model, tokens: 1)
+    monkeypatch.setattr(jobs.Batch, "measure", measured)
+    monkeypatch.setattr(jobs, "texts_at_once", lambda model, tokens: 1)
     assert run(asked.request, out=asked.out).path == first.path
     assert done == []
     with pytest.raises(KeyboardInterrupt):

@@ -80,13 +80,13 @@ def test_table_is_the_rows_sorted_by_key():
     for seed in range(20):
         scores = some_scores(seed)
         expected = sorted(rows_of(scores, "Émile"), key=null_last)
-        assert score_table(scores, SOURCE, "Émile").to_pylist() == expected
-    assert score_table(Scores(), SOURCE, None).num_rows == 0
+        assert score_table({"Émile": scores}, SOURCE).to_pylist() == expected
+    assert score_table({None: Scores()}, SOURCE).num_rows == 0
 
 
 def test_reading_returns_what_was_written():
     documents = {name: some_scores(seed) for seed, name in enumerate(("a/b", "Z", None))}
-    found = stored_scores(join_tables([score_table(x, SOURCE, name) for name, x in documents.items()]))
+    found = stored_scores(score_table(documents, SOURCE))
     assert found.keys() == documents.keys()
     for name, scores in documents.items():
         assert len(found[name].layers) == len(scores.layers)
@@ -102,7 +102,7 @@ KINDS = {"string": pa.string(), **{name: pa.type_for_alias(name) for name in ("i
 
 def test_bytes_depend_neither_on_order_nor_on_grouping(tmp_path):
     documents = {name: some_scores(seed) for seed, name in enumerate(("Émile", "a/b", "Z", "b", None))}
-    tables = {name: score_table(scores, SOURCE, name) for name, scores in documents.items()}
+    tables = {name: score_table({name: scores}, SOURCE) for name, scores in documents.items()}
     rows = sorted((row for name, scores in documents.items() for row in rows_of(scores, name)), key=null_last)
     expected = encode_scores(join_tables(list(tables.values())))
     plain = {c.name: pa.array([row[c.name] for row in rows], KINDS[c.type]) for c in COLUMNS}
@@ -118,8 +118,25 @@ def test_bytes_depend_neither_on_order_nor_on_grouping(tmp_path):
         assert encode_scores(joined) == expected
 
 
+def test_bytes_of_documents_in_one_table_are_those_of_their_joined_tables():
+    """With layers of different metrics and sizes, categories, undefined values, and metrics that some do not have."""
+    only_label = Scores(layers=[Scores(layer=0, heads={"label": torch.tensor([torch.nan, -1.0, 1.0])})])
+    only_whole = Scores(layers=[Scores(layer=3, whole={"y": 2.0})], whole={"label": 1.0})
+    others = [scores.checked(DECLARED, of="entropy") for scores in (only_label, only_whole, Scores())]
+    names = ("Émile", "a/b", "Z", None, "b", "a")
+    for seed in range(30):
+        generator = random.Random(seed)
+        listed = [*others, *(some_scores(3 * seed + i) for i in range(3))]
+        generator.shuffle(listed)
+        documents = dict(zip(generator.sample(names, 2 + seed % 5), listed, strict=False))
+        joined = join_tables([score_table({name: scores}, SOURCE) for name, scores in documents.items()])
+        table = score_table(documents, SOURCE)
+        assert table.to_pylist() == joined.to_pylist()
+        assert encode_scores(table) == encode_scores(joined)
+
+
 def test_file_is_typed_dictionary_encoded_and_versioned(tmp_path):
-    (tmp_path / "scores.parquet").write_bytes(encode_scores(score_table(some_scores(0), SOURCE, "d")))
+    (tmp_path / "scores.parquet").write_bytes(encode_scores(score_table({"d": some_scores(0)}, SOURCE)))
     schema = pq.read_schema(tmp_path / "scores.parquet")
     assert schema.metadata[b"wherewhat.schema"] == str(SCHEMA_VERSION).encode()
     for column in COLUMNS:
@@ -131,7 +148,7 @@ def test_file_is_typed_dictionary_encoded_and_versioned(tmp_path):
     data = (tmp_path / "scores.parquet").read_bytes()
     created_by = pq.ParquetFile(tmp_path / "scores.parquet").metadata.created_by.encode()
     assert data.count(pa.__version__.encode()) == data.count(created_by) == 1  # no other version is in the bytes
-    (tmp_path / "empty").write_bytes(encode_scores(score_table(Scores(), SOURCE, None)))
+    (tmp_path / "empty").write_bytes(encode_scores(score_table({None: Scores()}, SOURCE)))
     assert read_scores(tmp_path / "empty").num_rows == 0
 
 
@@ -151,7 +168,7 @@ def test_documented_columns_and_files_are_those_of_a_run(tmp_path):
 
 def test_two_rows_with_one_key_are_refused_also_with_nulls():
     for document in ("d", None):
-        table = score_table(some_scores(0), SOURCE, document)
+        table = score_table({document: some_scores(0)}, SOURCE)
         with pytest.raises(StoreError, match=r"share one key: measurement='entropy'.*metric=") as caught:
             join_tables([table, table])
         assert "\n" not in str(caught.value)
@@ -160,7 +177,7 @@ def test_two_rows_with_one_key_are_refused_also_with_nulls():
 def test_names_that_are_not_unicode_are_refused():
     scores = Scores(whole={"\ud800": 1.0}).checked([stored_metric("*")], of="entropy")
     with pytest.raises(StoreError, match="is not valid Unicode: choose another name"):
-        score_table(scores, SOURCE, "d")
+        score_table({"d": scores}, SOURCE)
 
 
 def test_foreign_older_and_newer_files_are_refused(tmp_path):
@@ -195,6 +212,6 @@ def test_tables_of_documents_are_joined_without_sorting_their_rows(monkeypatch):
     scores = Scores(layers=[Scores(layer=0, heads={"b": torch.tensor([2.0, 1.0]), "a": torch.tensor([0.0, 1.0])})])
     checked = scores.checked([stored_metric("*")], of="test")
     names = ["d10", None, "d9", "d1"]
-    table = join_tables([score_table(checked, SOURCE, name) for name in names])
+    table = join_tables([score_table({name: checked}, SOURCE) for name in names])
     assert table["document"].to_pylist() == [x for name in ("d1", "d10", "d9", None) for x in [name] * 4]
     assert table["metric"].to_pylist() == ["a", "b"] * 8

@@ -82,20 +82,20 @@ def doomed(job):
 
 def faulty(job):
     """Fail to measure axes."""
-    from wherewhat.runs import execution
+    from wherewhat.runs import jobs
 
-    measure_pass = execution.measure_pass
+    measure_pass = jobs.measure_pass
 
     def broken(subject, texts, wanted):
         if any(measurement.name == "axes" for measurement, _ in wanted):
             raise ZeroDivisionError("nothing to divide by")
         return measure_pass(subject, texts, wanted)
 
-    execution.measure_pass = broken
+    jobs.measure_pass = broken
     try:
         return perform(job)
     finally:
-        execution.measure_pass = measure_pass
+        jobs.measure_pass = measure_pass
 
 
 def slow(job):

@@ -321,7 +321,7 @@ class RunDirectory:
         if self.has(key):
             raise ValueError(f"the part {key!r} is finished already: ask has() first")
         part = NewPart(scores, document, seconds)
-        table, times = self._table(part), part.times(key)
+        table, times = self._table({document: scores}), part.times(key)
         make_folder(self.path / PARTS)
         try:
             with atomic_folder(self._part(key)) as folder:
@@ -379,10 +379,10 @@ class RunDirectory:
         self._times.pop(key, None)
         remove(self._part(key))
 
-    def _table(self, part: NewPart) -> pa.Table | None:
-        """Return the score table of a part; None if it has curves only."""
+    def _table(self, scores: Mapping[str | None, Scores]) -> pa.Table | None:
+        """Return the score table of documents; None if they have curves only."""
         source = {name: self.config.get(name) for name in ("measurement", "model", "weights", "seed")}
-        return score_table(part.scores, source, part.document) if part.scores.names else None
+        return score_table(scores, source) if any(part.names for part in scores.values()) else None
 
     def finish(
         self,
@@ -398,7 +398,8 @@ class RunDirectory:
             keys: Names of all parts.
             provenance: Versions, hashes and device of the run.
             files: Other files in the directory that belong to the finished run, such as a trained model.
-            parts: Parts that were not saved, because all were measured at once; they are written with the others.
+            parts: Parts of different documents that were not saved, because all were measured at once; they are written
+                with the others.
         """
         self._require_lock()
         wanted = sorted(set(keys))
@@ -409,6 +410,7 @@ class RunDirectory:
         self._keys = None
         remove(self.path / COMPLETE)
         new = parts or {}
+        assert len({part.document for part in new.values()}) == len(new), "new parts are of different documents"
         times = [
             new[key].times(key) if key in new else self._checked_times(key, trust=len(wanted) == 1) for key in wanted
         ]
@@ -423,10 +425,12 @@ class RunDirectory:
             with ThreadPoolExecutor(1) as pool:  # curves are written and hashed while the score table is encoded
                 profiles = pool.submit(write_profiles, self.path / PROFILES, join_curves(curves))
                 tables = [read_scores(folder / SCORES) for folder in folders if (folder / SCORES).exists()]
-                tables += [table for part in new.values() if (table := self._table(part)) is not None]
+                table = self._table({part.document: part.scores for part in new.values()})
+                if tables:
+                    table = join_tables([*tables, table] if table is not None else tables)
                 written = {}
-                if tables:  # a run of parts without score rows does without pyarrow
-                    written[SCORES] = write_parts(self.path / SCORES, [encode_scores(join_tables(tables))])
+                if table is not None:  # a run of parts without score rows does without pyarrow
+                    written[SCORES] = write_parts(self.path / SCORES, [encode_scores(table)])
                 written[PROFILES] = profiles.result()
         content = provenance_json(provenance, times, config_hash=self.config_hash)
         write_file(self.path / PROVENANCE, readable_json(content))

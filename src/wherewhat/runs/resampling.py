@@ -87,4 +87,4 @@ class _ResampledNumbers(Mapping[str, Numbers]):
         scores = measurement.combine([self._run.parts[name] for name in names], config)
         checked = scores.checked(declared_metrics(measurement, config), of=measurement.name, controls=False)
         shared = {name: self._run.directory.config[name] for name in ("measurement", "model", "weights", "seed")}
-        return read_numbers(score_table(checked, shared, None)) if checked.names else {}
+        return read_numbers(score_table({None: checked}, shared)) if checked.names else {}

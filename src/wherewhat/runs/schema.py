@@ -84,52 +84,68 @@ def is_current(version: object, path: Path) -> bool:
     return version == SCHEMA_VERSION
 
 
-def score_table(scores: Scores, source: Mapping[str, JSON], document: str | None) -> pa.Table:
-    """Return checked scores of one document as a sorted table; nothing is done per number.
+def score_table(scores: Mapping[str | None, Scores], source: Mapping[str, JSON]) -> pa.Table:
+    """Return checked scores by document as one sorted table; nothing is done per number.
+
+    Of several documents it is what :func:`join_tables` returns of their tables.
 
     Args:
-        scores: What :meth:`~wherewhat.scores.Scores.checked` returned.
+        scores: What :meth:`~wherewhat.scores.Scores.checked` returned, by document; under None of all together.
         source: The columns that all rows share: measurement, model, weights and seed.
-        document: Name of the document; None for all documents together.
     """
     import numpy as np
     import pyarrow as pa
     import torch
 
-    codes = {name: code for code, name in enumerate(sorted(scores.names))}
-    layers, heads, metrics, values = list[Any](), list[Any](), list[Any](), list[Any]()
+    documents = sorted((name for name in scores if scores[name].names), key=_null_last)
+    declared = {name: metric for part in scores.values() for name, metric in part.metrics.items()}
 
-    def content(part: Scores) -> tuple[list[str], list[str], int]:
+    def content(place: tuple[int, Scores]) -> tuple[list[str], list[str], int]:
         """Return the metrics of heads, those of the whole, and the number of heads."""
+        part = place[1]
         return sorted(part.heads), sorted(part.whole), len(next(iter(part.heads.values()), ()))
 
-    for (named, whole, count), alike in groupby(scores, key=content):  # layers mostly have the same rows
-        group = [*alike]
-        # Rows of a layer are sorted by head and then metric; those of the layer as a whole come last.
+    places = [(number, part) for number, name in enumerate(documents) for part in scores[name]]
+    # Layers mostly have the same rows, sorted by head and then metric; those of the layer as a whole come last.
+    groups = [(*rows, [*alike]) for rows, alike in groupby(places, key=content)]
+    names = [*dict.fromkeys(name for named, whole, count, _ in groups for name in [*(named if count else ()), *whole])]
+    if len(scores) == 1:  # as in the files of single documents, whose bytes stay the same
+        names.sort()
+    codes = {name: code for code, name in enumerate(names)}
+    values, keys = [np.empty(0)], [np.empty((4, 0), np.int32)]
+    for named, whole, count, alike in groups:
+        group = [part for _, part in alike]
         numbers = [np.array([[part.whole[name] for name in whole] for part in group], np.float64)]
         if named:
-            by_metric = [torch.stack([part.heads[name] for part in group]) for name in named]
-            numbers.insert(0, torch.stack(by_metric, -1).view(len(group), -1).numpy())
+            by_metric = torch.stack([part.heads[name] for part in group for name in named])
+            numbers.insert(0, by_metric.view(len(group), len(named), count).mT.reshape(len(group), -1).numpy())
         values.append(np.concatenate(numbers, 1).ravel())
-        places = [np.repeat(np.arange(count, dtype=np.int32), len(named)), np.full(len(whole), MODEL, np.int32)]
-        heads.append(np.tile(np.concatenate(places), len(group)))
-        names = np.array([codes[name] for name in [*named * count, *whole]], np.int32)
-        metrics.append(np.tile(names, len(group)))
-        layers.append(np.repeat(np.array([part.layer for part in group], np.int32), len(names)))
-    layer, head, metric, value = map(np.concatenate, (layers, heads, metrics, values))
-    shared = {**source, "document": document}
+        rows = np.empty((4, len(group), count * len(named) + len(whole)), np.int32)
+        rows[:2] = np.array([(number, part.layer) for number, part in alike]).T[..., None]
+        rows[2] = [*np.repeat(np.arange(count), len(named)), *[MODEL] * len(whole)]
+        rows[3] = [codes[name] for name in [*named * count, *whole]]
+        keys.append(rows.reshape(4, -1))
+    value = np.concatenate(values)
+    document, layer, head, metric = np.concatenate(keys, 1)
+    category = _categories(declared, codes, metric, value)
     columns = {
+        "document": _encoded(document, documents),
         "layer": pa.array(layer, mask=layer == MODEL),
         "head": pa.array(head, mask=head == MODEL),
-        "metric": _encoded(metric, list(codes)),
+        "metric": _encoded(metric, names),
         "value": pa.array(value, mask=np.isnan(value)),
-        "unit": _encoded(metric, [scores.metrics[name].unit or None for name in codes]),
-        "category": _categories(scores.metrics, codes, metric, value),
+        "unit": _encoded(metric, [declared[name].unit or None for name in names]),
+        "category": category if len(scores) == 1 else _in_order(category),
     }
     for column in COLUMNS:
-        if column.name in shared:
-            columns[column.name] = _constant(shared[column.name], column, len(value))
+        if column.name in source:
+            columns[column.name] = _constant(source[column.name], column, len(value))
     return pa.Table.from_arrays([columns[column.name] for column in COLUMNS], schema=arrow_schema())
+
+
+def _null_last(name: str | None) -> tuple[bool, str]:
+    """Return the place of a document among others."""
+    return name is None, name or ""
 
 
 def _encoded(codes: Any, names: Sequence[str | None]) -> pa.Array:
@@ -174,7 +190,7 @@ def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
     import pyarrow as pa
 
     def place(table: pa.Table) -> list[tuple[bool, str]]:
-        return [(name is None, name or "") for name in table["document"].slice(0, 1).to_pylist()]
+        return [_null_last(name) for name in table["document"].slice(0, 1).to_pylist()]
 
     # Tables of single documents are sorted, so that together they are in the order of their names.
     table = pa.concat_tables(sorted(tables, key=place)).unify_dictionaries().combine_chunks()
@@ -225,7 +241,9 @@ def _dictionary(places: Any, words: Sequence[str]) -> pa.DictionaryArray:
     """Return strings by their places among words; :data:`MODEL` is null."""
     import pyarrow as pa
 
-    return pa.DictionaryArray.from_arrays(pa.array(places, mask=places == MODEL), pa.array(words, pa.string()))
+    missing = places == MODEL
+    indices = pa.array(places, mask=missing if missing.any() else None)  # without nulls there is no copy
+    return pa.DictionaryArray.from_arrays(indices, pa.array(words, pa.string()))
 
 
 def _ranks(column: pa.Array) -> Any:

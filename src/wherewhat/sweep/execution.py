@@ -20,7 +20,8 @@ from wherewhat.imports import require
 from wherewhat.models.source import cache_root
 from wherewhat.progress import Silent
 from wherewhat.runs.directory import COMPLETE, CONFIG, PROFILES, PROVENANCE, SCORES, RunDirectory
-from wherewhat.runs.execution import LastModel, Prepared, Share, measure_together, prepare
+from wherewhat.runs.execution import LastModel, measure_together, prepare
+from wherewhat.runs.jobs import Prepared, Share
 from wherewhat.runs.request import ModelRequest
 from wherewhat.runs.storage import Folder, Remote, open_place
 from wherewhat.sweep.cells import Cell, expand, located, request_from_json, request_json

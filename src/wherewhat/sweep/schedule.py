@@ -12,7 +12,7 @@ from wherewhat.sweep.engine import CellTask, record_death
 from wherewhat.sweep.records import Record
 
 if TYPE_CHECKING:
-    from wherewhat.runs.execution import Share  # imports torch
+    from wherewhat.runs.jobs import Share  # imports torch
 
 _LEAST = 2
 """Least number of documents of a share."""
