@@ -124,7 +124,7 @@ assert "torch" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
-_MODULES = 42
+_MODULES = 43
 """Modules of which functions run in ``wherewhat axes``. A reader who follows one number meets all of them."""
 
 
