@@ -40,7 +40,7 @@ test-all: test  ## also every model type, trained models, documentation, fuzzing
 	$(MAKE) test-cpus
 
 test-cpus: $(TOOLS)  ## the numerical tests under other instruction sets and numbers of threads, tolerances halved
-	env $(PLAIN) $(PYTEST) --tighten 2 $(NUMERICAL)
+	env $(PLAIN) $(PYTEST) --tighten 2 -m "not browser" $(NUMERICAL)
 	env $(AVX2) $(PYTEST) --tighten 2 -m "not slow" $(NUMERICAL)
 
 real: $(TOOLS)  ## check, axes, heads, planes, frequencies, residual and report of real models; or MODELS="a b"
