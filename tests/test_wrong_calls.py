@@ -157,6 +157,7 @@ WRONG = {
     "load(None)": (lambda _: wherewhat.load(None), "spec is None"),
     "load(3)": (lambda _: wherewhat.load(3), "spec is 3"),
     "load(b'smollm2')": (lambda _: wherewhat.load(b"smollm2"), "spec is b'smollm2'"),
+    "load(tokenizer=3)": (lambda h: wherewhat.load(h.folder, tokenizer=3), "tokenizer is int"),
     "load('')": (lambda _: wherewhat.load(""), "the model name is empty"),
     "load(text file)": (lambda h: wherewhat.load(h.tmp / "text.txt"), "not a GGUF one"),
     "load(device=None)": (lambda h: wherewhat.load(h.folder, device=None), "device is None"),

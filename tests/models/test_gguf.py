@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import real_models
 from wherewhat.errors import LoadError
-from wherewhat.models.gguf import check_tokenizer, convert
+from wherewhat.models.gguf import cached_conversion, check_tokenizer, convert
 from wherewhat.models.gguf_file import GgufFile, StoredTensor, dequantised
 from wherewhat.models.loader import load
 from wherewhat.models.source import resolve
@@ -246,6 +246,16 @@ def same_as_transformers(path, cache):
 def test_loading_equals_that_of_transformers(build, tmp_path, tokenizer):
     build.gguf(tmp_path / "m.gguf", tokenizer=tokenizer)
     same_as_transformers(tmp_path / "m.gguf", tmp_path / "c")
+
+
+def test_weights_are_the_same_in_the_order_of_sizes(build, tmp_path):
+    build.gguf(tmp_path / "m.gguf")
+    conversion = cached_conversion(tmp_path / "m.gguf", tmp_path / "c")
+    plain, ordered = dict(conversion.weights()), dict(conversion.weights(smallest_first=True))
+    sizes = [weight.numel() for weight in ordered.values()]
+    assert sizes == sorted(sizes)
+    assert plain.keys() == ordered.keys()
+    assert all(torch.equal(plain[name], weight) for name, weight in ordered.items())
 
 
 def test_layers_on_disk_and_other_dtypes(build, tmp_path):

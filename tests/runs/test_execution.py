@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -263,6 +264,17 @@ def test_a_model_is_forgotten_with_its_texts(folder, text, tmp_path):
     assert model() is None
     assert weight() is None
     assert not models.texts
+
+
+def test_a_control_model_has_the_tokenizer_of_the_kept_model_unless_files_changed(tmp_path):
+    folder = save_model(tmp_path / "m")
+    models, plain = LastModel(), ModelRequest(model=folder)
+    tokenizer = models.loaded(plain).tokenizer
+    control = models.loaded(replace(plain, weights="random", seed=1))
+    assert control.tokenizer is tokenizer
+    assert control.tokenizer_hash == LastModel().loaded(plain).tokenizer_hash
+    os.utime(tmp_path / "m" / "tokenizer.json", ns=(1, 1))
+    assert models.loaded(replace(plain, weights="shuffled")).tokenizer is not tokenizer
 
 
 def test_objects_of_before_are_left_out_of_garbage_collections_while_a_run_is_measured(folder, text, tmp_path):

@@ -77,10 +77,10 @@ class ConvertedGguf:
         """Ids of the tokens to put in front of every text."""
         return () if self.bos is None else (self.bos,)
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each weight of the model by name, in float32."""
+    def weights(self, *, smallest_first: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield each weight of the model by name, in float32, in the order of the file or of sizes."""
         with _as_load_errors(self.path):
-            yield from _weights(self.path, self.layout)
+            yield from _weights(self.path, self.layout, smallest_first=smallest_first)
 
     def model(self, config: Any, **placement: Any) -> Any:
         """Return the model with its weights; ``placement`` are options of ``from_pretrained``."""
@@ -426,7 +426,7 @@ def _processor(architecture: str, settings: dict[str, Any]) -> Any:
     return TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=settings)
 
 
-def _weights(path: Path, layout: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(path: Path, layout: dict[str, Any], *, smallest_first: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights of a model, as transformers reads them from a GGUF file.
 
     Only float32 represents de-quantised blocks (scale * integer + minimum) exactly: a quarter to four fifths of
@@ -439,7 +439,8 @@ def _weights(path: Path, layout: dict[str, Any]) -> Iterator[tuple[str, torch.Te
     file = GgufFile(path)
     processor = _processor(file.fields["general.architecture"].value(), layout["settings"])
     merged: dict[str, torch.Tensor] = {}  # from several tensors of the file, such as experts
-    for stored, entries in dequantised(file.tensors):
+    tensors = sorted(file.tensors, key=lambda tensor: tensor.n_elements) if smallest_first else file.tensors
+    for stored, entries in dequantised(tensors):
         options = {"tensor_key_mapping": names, "parsed_parameters": {"tensors": merged}}
         weights, name, _ = processor.process(weights=entries, name=stored.name, **options)
         if name in names:

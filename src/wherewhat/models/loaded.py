@@ -239,6 +239,14 @@ class NoTokenizer:
         self.__call__()
 
 
+def check_is_tokenizer(tokenizer: Any) -> None:
+    """Refuse objects that are no tokenizer."""
+    if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
+        raise ConfigError(
+            f"tokenizer is {type(tokenizer).__name__}: give what AutoTokenizer.from_pretrained returns, or None"
+        )
+
+
 def text_prefix(tokenizer: Any) -> tuple[int, ...]:
     """Return the ids that a tokenizer puts in front of a text: usually BOS or nothing, two tokens for GLM."""
     if isinstance(tokenizer, NoTokenizer):

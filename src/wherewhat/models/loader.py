@@ -24,6 +24,7 @@ from wherewhat.models.loaded import (
     NoTokenizer,
     check_attention,
     check_device_map,
+    check_is_tokenizer,
     describe_device,
     describe_dtype,
     resolve_device,
@@ -78,6 +79,7 @@ def load(
     revision: str | None = None,
     attn_implementation: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
+    tokenizer: Any = None,
     progress: Callable[[str], None] | None = None,
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer, ready to be measured.
@@ -97,12 +99,15 @@ def load(
         revision: Branch, tag or commit of a hub id.
         attn_implementation: Passed to transformers; None for its default.
         cache_dir: Folder of converted GGUF files; None for $WHEREWHAT_CACHE or the user's cache.
+        tokenizer: Tokenizer of the same model, if it is loaded already; None to read it.
         progress: Called with one line before a slow step.
     """
     check_seed(seed)
     target_dtype = resolve_dtype(dtype)
     check_device_map(device_map, device)
     check_attention(attn_implementation)
+    if tokenizer is not None:
+        check_is_tokenizer(tokenizer)
     target = resolve_device(device) if device_map is None else None
     source = resolve(
         spec, offline=offline, revision=revision, with_weights=weights != "random", with_code=trust_remote_code
@@ -120,7 +125,8 @@ def load(
         parameters = None if trust_remote_code else _try(files, source.spec, cache, progress)
     with quiet(), torch.random.fork_rng(devices=[]):
         config = read_config(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
-        tokenizer = _load_tokenizer(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
+        if tokenizer is None:
+            tokenizer = _load_tokenizer(folder, source.spec, trust_remote_code=trust_remote_code, local_only=local_only)
         if parameters is not None and not hasattr(config, "quantization_config"):
             if weights != "random" and files.gguf is None:
                 check_stored(parameters, files.weights, source.spec)
@@ -195,9 +201,12 @@ class _Files:
     gguf: ConvertedGguf | None = None
 
     def tensors(self, spec: str) -> Iterator[tuple[str, torch.Tensor]] | None:
-        """Return the stored weights by name; None if they are not here: a random control model needs none."""
+        """Return the stored weights by name; None if they are not here: a random control model needs none.
+
+        Those of a GGUF file begin with the smallest, since the first often suffices.
+        """
         if self.gguf is not None:
-            return self.gguf.weights()
+            return self.gguf.weights(smallest_first=True)
         try:
             return stored_tensors(self.weights or weight_files(self.folder, spec))
         except LoadError:

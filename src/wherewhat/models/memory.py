@@ -19,6 +19,7 @@ from wherewhat.models.controls import check_differs, drawn_on, random_model, shu
 from wherewhat.models.loaded import (
     LoadedModel,
     NoTokenizer,
+    check_is_tokenizer,
     describe_device,
     describe_dtype,
     text_prefix,
@@ -193,10 +194,7 @@ def _control(model: Any, weights: Weights, seed: int) -> Any:
 
 def check_tokenizer(tokenizer: Any, model: Any) -> None:
     """Refuse objects that are no tokenizer, and tokenizers with more tokens than the model has embeddings."""
-    if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
-        raise ConfigError(
-            f"tokenizer is {type(tokenizer).__name__}: give what AutoTokenizer.from_pretrained returns, or None"
-        )
+    check_is_tokenizer(tokenizer)
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,13 +14,22 @@ import torch
 
 from wherewhat.captures.proof import Proof, prove
 from wherewhat.errors import CaptureError, LoadError, MeasureError, TooLargeError, WherewhatError
+from wherewhat.files import JSON
 from wherewhat.measures.measurement import Text, find_measurement
 from wherewhat.models.loaded import LoadedModel, evaluation
 from wherewhat.numerics import new_process_settings, weight_dtypes
 from wherewhat.options import build_config
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
-from wherewhat.runs.identity import Controlled, KnownRuns, inputs_identity, loaded_model, reused_line, run_identity
+from wherewhat.runs.identity import (
+    Controlled,
+    KnownRuns,
+    inputs_identity,
+    loaded_model,
+    model_files,
+    reused_line,
+    run_identity,
+)
 from wherewhat.runs.jobs import Batch, Job, Prepared, Share, batches_of
 from wherewhat.runs.request import DEFAULT_TOKENS, MemoryModel, ModelRequest, Request, model_inputs, read_texts
 from wherewhat.runs.subject import ModelSubject, load_model
@@ -42,15 +52,23 @@ class LastModel:
         self.texts: dict[tuple[Document, int], Text] = {}
         self._request: ModelRequest | MemoryModel | None = None
         self._loaded: LoadedModel | None = None
+        self._source: tuple[ModelRequest, JSON] | None = None
         self._proof: Proof | None = None
 
     def loaded(self, request: ModelRequest | MemoryModel, *, say: Callable[[str], None] | None = None) -> LoadedModel:
-        """Return the model of a request: the kept one, or a newly loaded one."""
+        """Return the model of a request: the kept one, or a newly loaded one.
+
+        A control model has the tokenizer of the kept model if their files are the same.
+        """
         if not self.holds(request):
+            source, tokenizer = _source(request), None
+            if self._loaded is not None and source is not None and source == self._source:
+                tokenizer = self._loaded.tokenizer
             self.forget()  # first, since memory may not suffice for both
             if say is not None:
                 say(f"loading {request.model} ({request.weights})")
-            self._loaded, self._request = load_model(request, say=say), request
+            self._loaded = load_model(request, say=say, tokenizer=tokenizer)
+            self._request, self._source = request, source
             self.loads += 1
         assert self._loaded is not None
         return self._loaded
@@ -71,11 +89,24 @@ class LastModel:
         """Release the model and its memory on a GPU."""
         if self._loaded is None:
             return
-        self._request = self._loaded = self._proof = None
+        model = weakref.ref(self._loaded.model)
+        self._request = self._source = self._loaded = self._proof = None
         self.texts.clear()
-        gc.collect()
+        if model() is not None:  # a collection, which takes 0.2 s, is needed only for a cycle of references
+            gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def _source(request: ModelRequest | MemoryModel) -> tuple[ModelRequest, JSON] | None:
+    """Return the request of the trained model and the state of its files; None for a model without files."""
+    if not isinstance(request, ModelRequest):
+        return None
+    try:
+        files = model_files(request)["files"]
+    except (WherewhatError, OSError):  # which loading explains
+        return None
+    return dataclasses.replace(request, weights="trained", seed=0), files
 
 
 def run(

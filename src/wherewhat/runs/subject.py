@@ -276,17 +276,22 @@ load = _then_proved(loader.load)
 
 
 def load_model(
-    model: ModelRequest | MemoryModel, *, say: Callable[[str], None] | None = None, hashed: bool = True
+    model: ModelRequest | MemoryModel,
+    *,
+    say: Callable[[str], None] | None = None,
+    hashed: bool = True,
+    tokenizer: Any = None,
 ) -> LoadedModel:
     """Load the model of a request, without proving it.
 
-    ``say`` is called with one line before a slow step; ``hashed`` is whether to hash the weights of a model in memory.
+    ``say`` is called with one line before a slow step; ``hashed`` is whether to hash the weights of a model in memory;
+    ``tokenizer`` is that of the same model by name, if it is loaded already.
     """
     if isinstance(model, MemoryModel):
         options = {name: getattr(model, name) for name in ("weights", "seed", "loaded")}
         return load_memory(model.module, model.tokenizer, name=model.model, hashed=hashed, **options)
     options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    return loader.load(options.pop("model"), **options, progress=say)
+    return loader.load(options.pop("model"), **options, tokenizer=tokenizer, progress=say)
 
 
 def device_type(loaded: LoadedModel) -> str:
