@@ -34,6 +34,9 @@ def by_loops(attention: LayerAttention, method: NearFar, looking: tuple[bool, ..
     out = torch.zeros(1, n, heads, v.shape[-1], dtype=torch.float64)
     far_distance = method.distance or WINDOW
 
+    def first_distance(i: int, j: int) -> int:
+        return far_distance if method.sink_distance is None else min(i, method.sink_distance) - j
+
     def logit(h: int, i: int, j: int, distance: float) -> float:
         scaling = attention.rotation.scaling
         query = turned(pairs, q[h][i], [distance * f for f in speeds], scaling)
@@ -52,7 +55,7 @@ def by_loops(attention: LayerAttention, method: NearFar, looking: tuple[bool, ..
             near = [j for j in range(i + 1) if i - j < WINDOW and visible[h][i][j]]
             logits = {j: logit(h, i, j, i - j) for j in near}
             beyond = [j for j in range(i + 1) if i - j >= WINDOW and visible[h][i][j]]
-            logits |= {j: logit(h, i, j, far_distance) for j in beyond if j < SINKS}
+            logits |= {j: logit(h, i, j, first_distance(i, j)) for j in beyond if j < SINKS}
             if looking[h]:
                 largest_near = max(logits.values())
                 others = [j for j in beyond if j >= SINKS]
@@ -73,6 +76,8 @@ OPTIONS = [
     {"chosen": "capped"},
     {"seen": "averaged"},
     {"distance": 4},
+    {"sink_distance": 12},
+    {"sink_distance": 3, "distance": 9},
     {"margin": 0.0},
     {"margin": 0.2, "chosen": "capped", "seen": "averaged"},
 ]
@@ -143,7 +148,12 @@ def test_largest_equals_topk():
 def test_generation_equals_scoring(context):
     model, ids = shared("llama"), tokens(40, batch=2)
     plan = head_plan("llama")
-    for options in ({}, {"chosen": "capped", "seen": "averaged", "plan": plan}, {"distance": 4, "top": 1}):
+    for options in (
+        {},
+        {"chosen": "capped", "seen": "averaged", "plan": plan},
+        {"distance": 4, "top": 1},
+        {"sink_distance": 12},
+    ):
         method = NearFar(sinks=SINKS, window=WINDOW, **{"top": 3} | options)
         written = generate(model, ids, method, 5, proof=proved("llama")[1])
         with torch.no_grad(), extended(model, method):

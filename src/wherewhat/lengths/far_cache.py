@@ -54,7 +54,7 @@ def far_on_cpu(model: Any, method: NearFar, *, proof: Proof | None = None) -> It
                 f"{type(inner).__name__} has layers with a window, or its own attention code: far keys cannot be on "
                 "the CPU; use extended(model, method)"
             )
-        small = replace(method, window=4, sinks=2, top=2, distance=None, plan=None)
+        small = replace(method, window=4, sinks=2, top=2, distance=None, sink_distance=None, plan=None)
         compare_cache(inner, _cached(inner, proved, small), otherwise="use extended(model, method)")
         fitted = method.fitted(trained=trained_length(inner)) if method.is_open else method
         with _cached(inner, proved, fitted):
@@ -134,9 +134,10 @@ class FarLayer(AttendingLayer):
         last = at[-self._window :]
         for ring, x in zip(self._ring, new, strict=True):
             ring.index_copy_(2, last % self._window, x[:, :, -len(last) :])
-        sinks = self._method.sinks
-        if before < sinks:
-            first = [x[:, :, : sinks - before].float() for x in contents]
+        far = self._method.first_keys()
+        if before < far.count:
+            first = [x[:, :, : far.count - before].float() for x in new]
+            first[0] = rotated_to(attention, first[0], at[: far.count - before], far.key(at[: far.count - before]))
             self._first = [torch.cat(pair, 2) for pair in zip(self._first, first, strict=True)] if before else first
         if not self._far or self._far[0].shape[2] < stop:
             grown = [
@@ -157,7 +158,8 @@ class FarLayer(AttendingLayer):
         sets = [KeySet(q, self._ring[0][:, :, :near], slice(0, near), everything)]
         values = [self._ring[1][:, :, :near].float()]
         if first:
-            sets.append(KeySet(capped, self._first[0][:, :, :first], slice(near, near + first), everything))
+            turned = rotated_to(attention, q, i, method.first_keys().query(i))
+            sets.append(KeySet(turned, self._first[0][:, :, :first], slice(near, near + first), everything))
             values.append(self._first[1][:, :, :first])
         chosen = None
         looking = method.looking(attention)

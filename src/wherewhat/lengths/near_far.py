@@ -38,6 +38,9 @@ from wherewhat.numerics import constant_tensor
 Judged = Literal["averaged", "capped"]
 """How a far key is judged: by its logit averaged over distances 0 to L, or by that at distance L."""
 
+_TOKENS = ("sinks", "window", "distance", "sink_distance", "top")
+"""Parameters of the method that are numbers of tokens."""
+
 
 @dataclass(frozen=True)
 class NearFar(LengthMethod):
@@ -50,8 +53,9 @@ class NearFar(LengthMethod):
     Attributes:
         sinks: s, the first keys that stay visible.
         window: L, the last keys, the query's own among them; by default half the training length.
-        distance: Distance at which far keys and the first keys are seen; by default L. Nearer, more is found, and the
-            loss rises.
+        distance: Distance at which far keys are seen; by default L. Nearer, more is found, and the loss rises.
+        sink_distance: Largest distance at which the first keys are seen: a query before that index sees them at their
+            true distances, later ones as the query at it. By default all are at the distance of far keys.
         top: k, the number of far keys that a query of a head sees.
         chosen: Logit by which far keys are chosen.
         seen: Logit that they have in the softmax.
@@ -63,6 +67,7 @@ class NearFar(LengthMethod):
     sinks: int = 4
     window: int | None = None
     distance: int | None = None
+    sink_distance: int | None = None
     top: int = 4
     chosen: Judged = "averaged"
     seen: Judged = "capped"
@@ -71,7 +76,7 @@ class NearFar(LengthMethod):
 
     def __post_init__(self) -> None:
         """Refuse invalid parameters."""
-        for name in ("sinks", "window", "distance", "top"):
+        for name in _TOKENS:
             value = getattr(self, name)
             if value is not None and type(value) is not int:
                 raise ConfigError(f"{self.name} with {name}={value!r}: give a whole number of tokens")
@@ -79,7 +84,7 @@ class NearFar(LengthMethod):
             raise ConfigError(f"{self.name} with margin={self.margin!r}: give a number of 0 or more, or None")
         if not isinstance(self.plan, Plan | None):
             raise ConfigError(f"{self.name} with plan={self.plan!r}: give a Plan, such as Plan.load(file)")
-        check_positive(self.name, sinks=self.sinks, window=self.window, distance=self.distance, top=self.top)
+        check_positive(self.name, **{name: getattr(self, name) for name in _TOKENS})
         for name in ("chosen", "seen"):
             if getattr(self, name) not in ("averaged", "capped"):
                 raise ConfigError(f"{self.name} with {name}={getattr(self, name)!r}: choose averaged or capped")
@@ -104,11 +109,18 @@ class NearFar(LengthMethod):
         window = required(self.name, "window", self.window)
         if attention.m <= window:
             return None
-        near = Windowed(window, FarKeys.capped(self.sinks, self.distance or window))
+        near = Windowed(window, self.first_keys())
         looking = self.looking(attention)
         if not any(looking) or attention.m <= window + self.sinks:
             return near
         return _NearFar(self, near, looking)
+
+    def first_keys(self) -> FarKeys:
+        """Return how queries see the first keys from beyond the window."""
+        most = self.sink_distance
+        if most is None:
+            return FarKeys.capped(self.sinks, self.distance or required(self.name, "window", self.window))
+        return FarKeys(self.sinks, query=lambda i: i.clamp(max=most), key=lambda j: j)
 
     def looking(self, attention: LayerAttention) -> tuple[bool, ...]:
         """Return for each head of a layer whether it looks far."""
