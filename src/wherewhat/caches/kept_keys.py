@@ -132,9 +132,10 @@ def keys_kept() -> Iterator[KeptKeys]:
     """Keep the keys that a method rotates inside the context, so that each token's are rotated once.
 
     All passes inside the context must continue one batch of texts with one cache, whose rows keep their order (no beam
-    search). Their results are the same; keys take memory for a second copy, in float32. Without it every new token
-    rotates the keys of the whole text. InfLLM continues cached keys only inside the context, from the first token on:
-    it keeps sums of the queries of its window in float64, and the representatives of blocks.
+    search) and which is not cropped (no assisted generation). Their results are the same; keys take memory for a second
+    copy, in float32. Without it every new token rotates the keys of the whole text. InfLLM continues cached keys only
+    inside the context, from the first token on: it keeps sums of the queries of its window in float64, and the
+    representatives of blocks.
 
     Examples:
         >>> with extended(model, method), keys_kept():

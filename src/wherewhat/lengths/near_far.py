@@ -54,25 +54,25 @@ class NearFar(LengthMethod):
         sinks: s, the first keys that stay visible.
         window: L, the last keys, the query's own among them; by default half the training length.
         distance: Distance at which far keys are seen; by default L. Nearer, more is found, and the loss rises.
-        sink_distance: Largest distance at which the first keys are seen: a query before that index sees them at their
-            true distances, later ones as the query at it. By default all are at the distance of far keys.
         top: k, the number of far keys that a query of a head sees.
         chosen: Logit by which far keys are chosen.
         seen: Logit that they have in the softmax.
         margin: Far keys with a logit this much below the best other one are left out; None for no such limit.
         plan: Plan whose heads with full attention look far; None for all heads.
+        sink_distance: Largest distance at which the first keys are seen: a query before that index sees them at their
+            true distances, later ones as the query at it. By default all are at the distance of far keys.
     """
 
     name: ClassVar[str] = "near-far"
     sinks: int = 4
     window: int | None = None
     distance: int | None = None
-    sink_distance: int | None = None
     top: int = 4
     chosen: Judged = "averaged"
     seen: Judged = "capped"
     margin: float | None = None
     plan: Plan | None = None
+    sink_distance: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse invalid parameters."""
@@ -85,6 +85,11 @@ class NearFar(LengthMethod):
         if not isinstance(self.plan, Plan | None):
             raise ConfigError(f"{self.name} with plan={self.plan!r}: give a Plan, such as Plan.load(file)")
         check_positive(self.name, **{name: getattr(self, name) for name in _TOKENS})
+        if self.sink_distance is not None and self.sink_distance < self.sinks - 1:
+            raise ConfigError(
+                f"{self.name} with sink_distance={self.sink_distance} and sinks={self.sinks} puts first keys after the "
+                f"query: give a sink_distance of at least {self.sinks - 1}"
+            )
         for name in ("chosen", "seen"):
             if getattr(self, name) not in ("averaged", "capped"):
                 raise ConfigError(f"{self.name} with {name}={getattr(self, name)!r}: choose averaged or capped")

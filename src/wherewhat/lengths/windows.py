@@ -126,9 +126,10 @@ class InfLLM(LengthMethod):
         if attention.m <= window:
             return None
         if represented is None:
+            advice = "all passes of the text, and of no other one, inside a wherewhat.lengths.keys_kept() of their own"
             raise MeasureError(
-                f"{self.name} needs the queries of all {attention.m} keys and got {attention.n}: run all passes of the "
-                "text inside one wherewhat.lengths.keys_kept(), or with use_cache=False"
+                f"{self.name} needs the queries of all {attention.m} keys and got {attention.n}: run {advice}, with a "
+                "cache that keeps all keys, or with use_cache=False"
             )
         count = self.sinks + represented.shape[2] * self.block
 

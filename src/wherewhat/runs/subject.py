@@ -194,16 +194,16 @@ class _Run:
 
     def together(self, continuations: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
         longer = [tokens for tokens in continuations if len(tokens) > 1]
-        with keys_kept() as kept:
+        with keys_kept() if longer else nullcontext() as kept:
             output = self._pass(self.ids, keep=1, use_cache=bool(longer))
-            first = output.logits[0, -1:]
-            cache = getattr(output, "past_key_values", None)
-            if longer and not _keeps_all(cache, self.n):
-                return [scored(first, tokens) if len(tokens) == 1 else self.alone(tokens) for tokens in continuations]
-            after = iter(self._after(cache, kept, longer) if longer else ())
-        return [
-            scored(torch.cat([first, next(after)]) if len(tokens) > 1 else first, tokens) for tokens in continuations
-        ]
+            first, cache = output.logits[0, -1:], getattr(output, "past_key_values", None)
+            if kept is not None and _keeps_all(cache, self.n):
+                after = iter(self._after(cache, kept, longer))
+                return [
+                    scored(torch.cat([first, next(after)]) if len(tokens) > 1 else first, tokens)
+                    for tokens in continuations
+                ]
+        return [scored(first, tokens) if len(tokens) == 1 else self.alone(tokens) for tokens in continuations]
 
     def _after(self, cache: Any, kept: KeptKeys, continuations: Sequence[Sequence[int]]) -> Tensor:
         """Return the logits after the tokens of continuations ``(continuations, longest - 1, vocabulary)``."""
