@@ -47,11 +47,10 @@ def surroundings(folder, monkeypatch, request):
 
     load = subject.loader.load
 
-    def loaded_once(spec="smollm2", **options):
-        options.pop("progress", None)
+    def loaded_once(spec="smollm2", *, tokenizer=None, progress=None, **options):
         default = subject.ModelRequest(model=spec)
         changed = [name for name, value in options.items() if value != getattr(default, name)]
-        return load(spec, **options) if spec != "smollm2" or changed else embedded_model()
+        return load(spec, tokenizer=tokenizer, **options) if spec != "smollm2" or changed else embedded_model()
 
     if uses_embedded_model(request.getfixturevalue("page")):
         request.getfixturevalue("smollm2")
