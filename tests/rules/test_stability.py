@@ -86,7 +86,7 @@ def test_an_unstable_verdict_cannot_be_told(tmp_path):
     assert made.stability.verdict == "holds"
     words = verdict_words(verdict_json(made))
     expected = f"{100 * changed:.0f} % of 500 resamples of 4 documents give another verdict"
-    assert words == f"cannot be told: holds on these texts, but {expected}"
+    assert words == f"cannot be told: holds by the rule, but {expected}"
     (open_one,) = judge_stably([about(middle.mean)], evidence(run))
     assert (open_one.verdict, open_one.condition) == ("cannot be told", "")  # by its rule, whatever the resamples say
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
@@ -14,9 +15,11 @@ from wherewhat.files import plain_json
 from wherewhat.measures.statistics import Interval, interval, wilson
 from wherewhat.measures.swaps import LABELS
 from wherewhat.models.source import Weights
+from wherewhat.progress import counted
 from wherewhat.report.judgement import FORMAT, Judgement
 from wherewhat.rules.claims.claim import MOST, Claim, ClaimVerdict, Stability, verdict_json, verdict_of
 from wherewhat.rules.claims.registry import CLAIMS
+from wherewhat.rules.claims.stability import RESAMPLES, draws, stability_of, stable, words
 from wherewhat.rules.rule import LEAST_DOCUMENTS, Item, Number, Rule, Statement, at_least, at_most
 from wherewhat.runs.directory import collect_versions
 from wherewhat.scores import SHARE
@@ -29,7 +32,7 @@ from wherewhat_lab.constructions.discrepancy import (
 )
 from wherewhat_lab.constructions.transformers import index_transformer, letter_angle, retrieval_transformer
 from wherewhat_lab.multihop.figures import INDEX_ANGLE, PAPER, RETRIEVAL_ANGLE, ROLES, RunFigures
-from wherewhat_lab.multihop.learning import PURE, align, find_learning
+from wherewhat_lab.multihop.learning import PURE, pooled
 from wherewhat_lab.tasks.one_hop import IndexTask, RetrievalTask
 
 LONGER = 500
@@ -39,7 +42,10 @@ SPREAD = 0.05
 """Share of the training steps above which numbers of hops are learned one after the other."""
 
 
-_NOT_RESAMPLED = Stability("it rests on trained or constructed models, not on documents")
+_CONSTRUCTED = 15
+"""The claim about constructed layers, which no training changes."""
+
+_EXACT = Stability("it rests on constructed layers, which are exact")
 
 
 class TrainedRuns(dict[str, Sequence[RunFigures]]):
@@ -57,20 +63,44 @@ def check_seeds(by_task: Mapping[str, Sequence[object]]) -> None:
         raise ConfigError(f"claims are judged over seeds: give three or more runs of the {missing[0]} task")
 
 
-def judge_runs(by_task: Mapping[str, Sequence[RunFigures]]) -> list[ClaimVerdict]:
+def judge_runs(
+    by_task: Mapping[str, Sequence[RunFigures]], *, seed: int = 0, resamples: int = RESAMPLES
+) -> list[ClaimVerdict]:
     """Judge claims 11 to 16 on trained models; the statements are those of ``wherewhat claims``.
+
+    Each is judged again by resamples of the trainings of each task, drawn with replacement. A decided verdict that
+    changes in more than a tenth of them becomes "cannot be told". Claim 15 is about constructed layers and
+    not resampled.
 
     Args:
         by_task: Numbers of the runs of both tasks, three or more seeds each.
+        seed: Seed of the resamples.
+        resamples: Their number.
     """
     check_seeds(by_task)
+    runs = {f"{task} {i}": (task, figures) for task, same in by_task.items() for i, figures in enumerate(same)}
+    groups = [[name for name, (of, _) in runs.items() if of == task] for task in by_task]
+    verdicts = {claim.number: _judge(claim, by_task) for claim in TRAINED_CLAIMS}
+    resampled = [claim for claim in TRAINED_CLAIMS if claim.number != _CONSTRUCTED]
+    found: dict[int, Counter[str]] = {claim.number: Counter() for claim in resampled}
+    for (counts, _), times in draws(groups, 1, seed=seed, resamples=resamples).items():
+        drawn: dict[str, list[RunFigures]] = {task: [] for task in by_task}
+        for name, count in counts:
+            task, figures = runs[name]
+            drawn[task] += [figures] * count
+        for claim in resampled:
+            found[claim.number][words(_judge(claim, drawn))] += times
+    over = " and ".join(f"{counted(len(same), 'training')} of {task}" for task, same in by_task.items())
+    for number, shares in found.items():
+        verdicts[number] = stable(verdicts[number], stability_of(words(verdicts[number]), shares, over))
+    return list(verdicts.values())
+
+
+def _judge(claim: Claim, by_task: Mapping[str, Sequence[RunFigures]]) -> ClaimVerdict:
+    assert claim.rule is not None
+    judged = claim.rule.judged(TrainedRuns(by_task))
     names = tuple(figures.run.path.name for runs in by_task.values() for figures in runs)
-    verdicts = []
-    for claim in TRAINED_CLAIMS:
-        assert claim.rule is not None
-        judged = claim.rule.judged(TrainedRuns(by_task))
-        verdicts.append(ClaimVerdict(claim, *verdict_of(judged.statements), judged, names, _NOT_RESAMPLED))
-    return verdicts
+    return ClaimVerdict(claim, *verdict_of(judged.statements), judged, names, _EXACT)
 
 
 def judgement(by_task: Mapping[str, Sequence[RunFigures]], verdicts: Sequence[ClaimVerdict]) -> Judgement:
@@ -105,7 +135,7 @@ def _trained(number: int, *, change: str) -> Callable[[Callable[[TrainedRuns], I
 def _purity(trained: TrainedRuns) -> Iterator[Item]:
     together, before = [], []
     for task, runs in trained.items():
-        aligned = align([run.records for run in runs])
+        aligned = pooled([run.alignment for run in runs])
         correlation = aligned.correlation_interval()
         if correlation is not None:
             yield Number(f"{task}: correlation of accuracy and pure heads over training", correlation)
@@ -154,7 +184,7 @@ def _kinds(trained: TrainedRuns) -> Iterator[Item]:
 def _order(trained: TrainedRuns) -> Iterator[Item]:
     spreads, orders = {}, {}
     for task, runs in trained.items():
-        learned = [find_learning(run.records, levels=(0.9,)).passed[0].double() for run in runs]
+        learned = [run.learning.passed[run.learning.index(0.9)].double() for run in runs]
         steps = runs[0].run.setup.training.steps
         known = [passed for passed in learned if bool((passed >= 0).all())]
         if not known:
@@ -251,11 +281,11 @@ def _lengths(trained: TrainedRuns) -> Iterator[Item]:
             kept[task] = interval(values).within(SHARE)
             title = f"{task}: accuracy with {LONGER} extra tokens"
             yield Number(title, kept[task], PAPER[task].accuracy[LONGER], "in the paper")
-    for task, bound, words in (
+    for task, bound, most in (
         ("letter", at_least(kept.get("letter"), 0.5), "at least half"),
         ("number", at_most(kept.get("number"), 0.5), "less than half"),
     ):
-        yield Statement(f"{task} keeps {words} with {LONGER} extra tokens", bound, condition=f"{task} is meant")
+        yield Statement(f"{task} keeps {most} with {LONGER} extra tokens", bound, condition=f"{task} is meant")
 
 
 def _codes(*kinds: str) -> torch.Tensor:

@@ -25,7 +25,7 @@ from wherewhat_lab.constructions.geometry import plane_geometry, task_labels
 from wherewhat_lab.model import LabModel
 from wherewhat_lab.multihop.accuracy import EXTRA, Accuracy, solved_by
 from wherewhat_lab.multihop.functions import find_roles, hop_function
-from wherewhat_lab.multihop.learning import Purity, find_purity, has_no_sink
+from wherewhat_lab.multihop.learning import Alignment, Learning, Purity, align, find_learning, find_purity, has_no_sink
 from wherewhat_lab.multihop.study import Checkpoint, MultihopRun, measure_extra
 from wherewhat_lab.tasks.task import Sequences, SequenceTask
 
@@ -99,6 +99,16 @@ class RunFigures:
     def purity_no_sink(self) -> Purity | None:
         """The same with sinks apart and without swaps of the first key; None for records of earlier versions."""
         return find_purity(self.records, no_sink=True) if has_no_sink(self.records) else None
+
+    @cached_property
+    def alignment(self) -> Alignment:
+        """Pure heads compared with accuracy."""
+        return align(self.records)
+
+    @cached_property
+    def learning(self) -> Learning:
+        """Steps at which accuracy reached 0.9."""
+        return find_learning(self.records, levels=(0.9,))
 
 
 @new_process_settings()

@@ -159,6 +159,7 @@ class Alignment:
     """Purity and accuracy over trainings that differ in their seeds.
 
     Attributes:
+        hops: The numbers of hops that were trained.
         pure: Number of heads that are pure at the end, by kind, one per training.
         lags: Steps from an overall accuracy of 0.9 to heads becoming pure, by kind: mean over the heads of each
             training, NaN without such heads or if it was not learned. Negative if heads were pure first.
@@ -166,6 +167,7 @@ class Alignment:
             one of them is constant.
     """
 
+    hops: tuple[int, ...]
     pure: dict[str, tuple[int, ...]]
     lags: dict[str, tuple[float, ...]]
     correlation: tuple[float, ...]
@@ -183,29 +185,29 @@ class Alignment:
         return interval_of_known(self.correlation)
 
 
-def align(runs: Sequence[Records]) -> Alignment:
-    """Compare the purity of heads (γ = 0.1) with accuracy over training.
+def align(run: Records) -> Alignment:
+    """Compare the purity of heads (γ = 0.1) with accuracy over one training."""
+    purity, learned = find_purity(run, gammas=(_GAMMA,)), int(find_learning(run, levels=(_LEVEL,)).overall)
+    pure: dict[str, tuple[int, ...]] = {}
+    lags: dict[str, tuple[float, ...]] = {}
+    for kind in PURE:
+        since = purity.since[0][purity.final[0] == LABELS.index(kind)]
+        pure[kind] = (len(since),)
+        lags[kind] = (float(since.double().mean()) - learned if len(since) and learned >= 0 else math.nan,)
+    heads = purity.counts[0][:, [LABELS.index(kind) for kind in PURE]].sum(-1)
+    correlation = _correlation(heads.double(), overall_accuracy(run))
+    return Alignment(tuple(run["hops"].tolist()), pure, lags, (correlation,))
 
-    Args:
-        runs: Records of trainings of the same task and model with different seeds.
-    """
-    if not runs or any(not torch.equal(run["hops"], runs[0]["hops"]) for run in runs):
-        raise ConfigError("give the records of one or more trainings, all on the same numbers of hops")
-    pure: dict[str, list[int]] = {kind: [] for kind in PURE}
-    lags: dict[str, list[float]] = {kind: [] for kind in PURE}
-    correlation = []
-    for run in runs:
-        purity, learned = find_purity(run, gammas=(_GAMMA,)), int(find_learning(run, levels=(_LEVEL,)).overall)
-        for kind in PURE:
-            since = purity.since[0][purity.final[0] == LABELS.index(kind)]
-            pure[kind].append(len(since))
-            lags[kind].append(float(since.double().mean()) - learned if len(since) and learned >= 0 else math.nan)
-        heads = purity.counts[0][:, [LABELS.index(kind) for kind in PURE]].sum(-1)
-        correlation.append(_correlation(heads.double(), overall_accuracy(run)))
+
+def pooled(alignments: Sequence[Alignment]) -> Alignment:
+    """Return the alignments of trainings of the same task and model with different seeds as one."""
+    if len({one.hops for one in alignments}) != 1:
+        raise ConfigError("give one or more trainings, all on the same numbers of hops")
     return Alignment(
-        pure={kind: tuple(counts) for kind, counts in pure.items()},
-        lags={kind: tuple(values) for kind, values in lags.items()},
-        correlation=tuple(correlation),
+        alignments[0].hops,
+        {kind: tuple(count for one in alignments for count in one.pure[kind]) for kind in PURE},
+        {kind: tuple(lag for one in alignments for lag in one.lags[kind]) for kind in PURE},
+        tuple(value for one in alignments for value in one.correlation),
     )
 
 

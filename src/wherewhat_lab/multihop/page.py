@@ -31,7 +31,7 @@ from wherewhat_lab.multihop.figures import (
     frequency_ids,
     unscaled_use,
 )
-from wherewhat_lab.multihop.learning import PURE, find_learning, interval_of_known
+from wherewhat_lab.multihop.learning import PURE, interval_of_known
 from wherewhat_lab.multihop.tables import heads_text
 from wherewhat_lab.study import write_study_page
 
@@ -140,7 +140,7 @@ def _learning(task: str, runs: Runs) -> Parts:
 
 def _summary(task: str, runs: Runs) -> Part:
     """Return accuracy, steps and numbers of pure heads of a task, over seeds and of the paper."""
-    paper, learning = PAPER[task], [find_learning(figures.records, levels=(0.9,)) for figures in runs]
+    paper, learning = PAPER[task], [figures.learning for figures in runs]
     best_steps = [figures.run.best_step for figures in runs]
     rows: list[tuple[str, Sequence[float], str, str]] = [
         ("test accuracy, last checkpoint", [figures.run.test().overall for figures in runs], "", ""),

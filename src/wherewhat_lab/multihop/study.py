@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -209,7 +210,7 @@ class MultihopRecipe:
 class MultihopRun(StudyRun):
     """A finished training with its last and best checkpoint, records and test."""
 
-    @property
+    @cached_property
     def setup(self) -> Setup:
         """Task, model and training."""
         return Setup.from_values(self.config)

@@ -36,7 +36,7 @@ from wherewhat_lab.constructions.transformers import (
 from wherewhat_lab.multihop.accuracy import Accuracy
 from wherewhat_lab.multihop.figures import INDEX_ANGLE, RETRIEVAL_ANGLE, frequency_ids
 from wherewhat_lab.multihop.functions import ablate_heads, find_roles, other_sequences, patch_heads
-from wherewhat_lab.multihop.learning import PURE, align, find_learning, find_purity
+from wherewhat_lab.multihop.learning import PURE, align, find_learning, find_purity, pooled
 from wherewhat_lab.multihop.study import MultihopRun
 from wherewhat_lab.study import filled_table
 from wherewhat_lab.tasks.one_hop import IndexTask, RetrievalTask
@@ -118,7 +118,7 @@ def heads_table(run: MultihopRun) -> Table:
 
 def alignment_table(task: str, runs: Sequence[MultihopRun]) -> Table:
     """Return purity and accuracy over the seeds of one task, with intervals."""
-    aligned = align([run.records() for run in runs])
+    aligned = pooled([align(run.records()) for run in runs])
     rows: list[tuple[str, Interval | None]] = []
     for kind in PURE:
         rows.append((f"pure {kind} heads", aligned.pure_interval(kind)))

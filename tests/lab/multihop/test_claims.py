@@ -97,6 +97,25 @@ def test_planted_heads_decide(found):
         judge_runs({**found, "letter": found["letter"][:2]})
 
 
+def test_verdicts_under_resampled_trainings(found):
+    """Claim 16: number always keeps little; letter keeps much in two trainings of three, so the verdict is open.
+
+    It holds if only those two are drawn, or only the third, which is at the threshold: 8 + 1 of 27 draws.
+    """
+    pure, hop = ["symbolic"] * 3, ["Reflexive"] * 3
+    given = planted(found, number=(pure, hop, 2), letter=(pure, hop, 9))
+    given["letter"][2] = planted(found, number=(pure, hop, 2), letter=(pure, hop, 5))["letter"][2]
+    stability = {one.claim.number: one.stability for one in judge_runs(given)}
+    assert stability[16].verdict == "cannot be told"
+    assert stability[16].over == "3 trainings of number and 3 trainings of letter"
+    assert stability[16].changed == pytest.approx(9 / 27, abs=0.06)
+    assert stability[16].verdicts == pytest.approx({"cannot be told": 18 / 27, "holds": 9 / 27}, abs=0.06)
+    assert stability[12].changed == 0  # all trainings have the same heads
+    assert stability[12].resamples == stability[16].resamples == 500
+    assert stability[15].changed is None
+    assert judge_runs(given, seed=1)[-1].stability != stability[16]
+
+
 def test_kinds_of_heads_are_judged_in_both_versions(found):
     """A sink that counts as symbolic over all keys decides the first version alone."""
     pure, roles = ["positional", "symbolic", "symbolic"], ["other"] * 3

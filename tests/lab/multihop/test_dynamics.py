@@ -23,7 +23,7 @@ from wherewhat_lab.config import LabConfig, TrainConfig
 from wherewhat_lab.constructions.transformers import index_transformer, retrieval_transformer
 from wherewhat_lab.model import LabModel
 from wherewhat_lab.multihop.accuracy import accuracy_by_extra, measure_accuracy, solved_by, split_rows
-from wherewhat_lab.multihop.learning import align, find_learning, find_purity
+from wherewhat_lab.multihop.learning import align, find_learning, find_purity, pooled
 from wherewhat_lab.multihop.scores import (
     AXES,
     hold_out,
@@ -394,7 +394,7 @@ def test_order_of_learning():
 def test_alignment_over_runs():
     never = [(0.0, 0.0)] * 5
     runs = [curves(LABELLED, RISING), curves(LABELLED, RISING, every=100), curves([("mixed",) * 4] * 5, never)]
-    found = align(runs)
+    found = pooled([align(run) for run in runs])
     assert found.pure == {"positional": (2, 2, 0), "symbolic": (1, 1, 0)}
     # Positional heads at 150 and 200, mean 175, and a symbolic one at 100; both numbers of hops together at 200.
     assert found.lags["positional"][:2] == (-25.0, -50.0)
@@ -408,9 +408,10 @@ def test_alignment_over_runs():
     assert found.correlation[0] == pytest.approx(expected, abs=5e-6)
     assert math.isnan(found.correlation[2])
     assert found.correlation_interval().n == 2
-    assert align(runs[2:]).lag_interval("symbolic") is None
-    with pytest.raises(ConfigError, match="one or more"):
-        align([])
+    assert align(runs[2]).lag_interval("symbolic") is None
+    for wrong in ([], [align(runs[0]), replace(align(runs[0]), hops=(1, 2, 3))]):
+        with pytest.raises(ConfigError, match="all on the same numbers of hops"):
+            pooled(wrong)
 
 
 def test_wilson_is_the_other_one():

@@ -97,7 +97,7 @@ def stable(verdict: ClaimVerdict, stability: Stability) -> ClaimVerdict:
     if verdict.verdict not in DECIDED or stability.changed is None or stability.changed <= MOST_CHANGED:
         return verdict
     reason = (
-        f"{words(verdict)} on these texts, but {percent(stability.changed)} of {stability.resamples:,} resamples of "
+        f"{words(verdict)} by the rule, but {percent(stability.changed)} of {stability.resamples:,} resamples of "
         f"{stability.over} give another verdict"
     )
     return replace(verdict, verdict="cannot be told", condition=reason)
@@ -156,16 +156,14 @@ def _stability(
         resampled = _with(evidence, counts=documents, draw=draw)
         for claim in claims:
             counts[claim.number][words(judge(claim, resampled))] += times
-    return {
-        number: Stability(
-            over,
-            words(verdicts[number]),
-            1 - found[words(verdicts[number])] / resamples,
-            resamples,
-            {verdict: times / resamples for verdict, times in sorted(found.items(), key=lambda x: (-x[1], x[0]))},
-        )
-        for number, found in counts.items()
-    }
+    return {number: stability_of(words(verdicts[number]), found, over) for number, found in counts.items()}
+
+
+def stability_of(verdict: str, found: Counter[str], over: str) -> Stability:
+    """Return the stability of a verdict, in words, from how many resamples give each verdict."""
+    resamples = found.total()
+    verdicts = {words: times / resamples for words, times in sorted(found.items(), key=lambda x: (-x[1], x[0]))}
+    return Stability(over, verdict, 1 - found[verdict] / resamples, resamples, verdicts)
 
 
 def _with(evidence: Evidence, *, counts: Counts | None = None, draw: int = 0) -> ResampledEvidence:
