@@ -347,9 +347,10 @@ def ray_cluster():
     ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
     # Workers find the tests' own modules where this process does.
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    # Ray starts its workers at the lowest priority, where they would wait for all other tests.
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    ray.init(num_cpus=2, _system_config={"worker_niceness": 0}, **quiet)
+    # Without "local" it would be the cluster of another process of the tests, if there is one. Ray starts its workers at
+    # the lowest priority, where they would wait for all other tests.
+    ray.init(address="local", num_cpus=2, _system_config={"worker_niceness": 0}, **quiet)
     yield ray
     ray.shutdown()
 
