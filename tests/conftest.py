@@ -348,7 +348,7 @@ def ray_cluster():
     # Workers find the tests' own modules where this process does.
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    # Without "local" it would be the cluster of another process of the tests, if there is one. Ray starts its workers at
+    # Without "local", Ray would connect to the cluster of another process, if there is one. It starts its workers at
     # the lowest priority, where they would wait for all other tests.
     ray.init(address="local", num_cpus=2, _system_config={"worker_niceness": 0}, **quiet)
     yield ray
