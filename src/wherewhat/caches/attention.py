@@ -56,6 +56,11 @@ class FarKeys:
         """Return the first keys, all at distance ``window``."""
         return cls(count, lambda i: torch.full_like(i, window), torch.zeros_like, choose)
 
+    @classmethod
+    def in_place(cls, count: int, last: int) -> FarKeys:
+        """Return the first keys at their own positions; queries after index ``last`` see them from there."""
+        return cls(count, lambda i: i.clamp(max=last), lambda j: j)
+
     def rotated(self, attention: LayerAttention) -> Tensor:
         """Return the keys rotated to their positions, ``(batch, kv_heads, count, d)``."""
         j = torch.arange(min(self.count, attention.m), device=attention.rot_k.device)

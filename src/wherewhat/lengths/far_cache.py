@@ -153,7 +153,6 @@ class FarLayer(AttendingLayer):
         """Return the output ``(batch, 1, heads, d_v)`` of one query over the stored keys."""
         method, i = self._method, torch.tensor([index], device=q.device)
         near, first = min(index + 1, self._window), max(0, min(method.sinks, index - self._window + 1))
-        capped = judged_queries(attention, method, "capped", q, i)
         everything = torch.ones(1, 1, dtype=torch.bool, device=q.device)
         sets = [KeySet(q, self._ring[0][:, :, :near], slice(0, near), everything)]
         values = [self._ring[1][:, :, :near].float()]
@@ -165,7 +164,7 @@ class FarLayer(AttendingLayer):
         looking = method.looking(attention)
         far = slice(method.sinks, index - self._window + 1)
         if far.start < far.stop and any(looking):
-            chosen, value = self._chosen(attention, q, capped, i, far, looking)
+            chosen, value = self._chosen(attention, q, i, far, looking)
             chosen = replace(chosen, keys=chosen.keys + near + first)
             values.append(value)
         value = torch.cat(values, 2)
@@ -173,14 +172,12 @@ class FarLayer(AttendingLayer):
         return attend_sets(small, slice(0, 1), sets, chosen)
 
     def _chosen(
-        self, attention: LayerAttention, q: Tensor, capped: Tensor, i: Tensor, far: slice, looking: tuple[bool, ...]
+        self, attention: LayerAttention, q: Tensor, i: Tensor, far: slice, looking: tuple[bool, ...]
     ) -> tuple[ChosenKeys, Tensor]:
         """Return the far keys of one query, and their values ``(batch, kv_heads, c, d_v)`` by index."""
         method = self._method
         count = min(method.top, far.stop - far.start)
-        judged = {"capped": capped}
-        if "averaged" in (method.chosen, method.seen):
-            judged["averaged"] = judged_queries(attention, method, "averaged", q, i)
+        judged = {kind: judged_queries(attention, method, kind, q, i) for kind in {method.chosen, method.seen}}
         scores = shared_product(judged[method.chosen].to("cpu", torch.float32), self._far[0][:, :, far].mT)
         best = largest(scores, count)[1] + far.start  # (batch, heads, 1, count)
         keys, values = (gathered(x, best).to(q.device) for x in self._far)

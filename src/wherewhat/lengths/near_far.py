@@ -122,10 +122,9 @@ class NearFar(LengthMethod):
 
     def first_keys(self) -> FarKeys:
         """Return how queries see the first keys from beyond the window."""
-        most = self.sink_distance
-        if most is None:
-            return FarKeys.capped(self.sinks, self.distance or required(self.name, "window", self.window))
-        return FarKeys(self.sinks, query=lambda i: i.clamp(max=most), key=lambda j: j)
+        if self.sink_distance is not None:
+            return FarKeys.in_place(self.sinks, self.sink_distance)
+        return FarKeys.capped(self.sinks, self.distance or required(self.name, "window", self.window))
 
     def looking(self, attention: LayerAttention) -> tuple[bool, ...]:
         """Return for each head of a layer whether it looks far."""

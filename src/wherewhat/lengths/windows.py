@@ -62,8 +62,7 @@ class StreamingLLM(LengthMethod):
         window = required(self.name, "window", self.window)
         if attention.m <= window + self.sinks:
             return None
-        last = self.sinks + window - 1
-        return Windowed(window, FarKeys(count=self.sinks, query=lambda i: i.clamp(max=last), key=lambda j: j))
+        return Windowed(window, FarKeys.in_place(self.sinks, self.sinks + window - 1))
 
 
 @dataclass(frozen=True)
@@ -126,10 +125,10 @@ class InfLLM(LengthMethod):
         if attention.m <= window:
             return None
         if represented is None:
-            advice = "all passes of the text, and of no other one, inside a wherewhat.lengths.keys_kept() of their own"
             raise MeasureError(
-                f"{self.name} needs the queries of all {attention.m} keys and got {attention.n}: run {advice}, with a "
-                "cache that keeps all keys, or with use_cache=False"
+                f"{self.name} needs the queries of all {attention.m} keys and got {attention.n}: run all passes of the "
+                "text, and of no other one, inside a wherewhat.lengths.keys_kept() of their own, with a cache that "
+                "keeps all keys, or with use_cache=False"
             )
         count = self.sinks + represented.shape[2] * self.block
 

@@ -129,7 +129,7 @@ def score_table(scores: Mapping[str | None, Scores], source: Mapping[str, JSON])
     document, layer, head, metric = np.concatenate(keys, 1)
     category = _categories(declared, codes, metric, value)
     columns = {
-        "document": _encoded(document, documents) if len(scores) == 1 else _in_order(_encoded(document, documents)),
+        "document": _in_order(_encoded(document, documents)),
         "layer": pa.array(layer, mask=layer == MODEL),
         "head": pa.array(head, mask=head == MODEL),
         "metric": _encoded(metric, names),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
@@ -19,7 +18,7 @@ from wherewhat.progress import counted
 from wherewhat.report.judgement import FORMAT, Judgement
 from wherewhat.rules.claims.claim import MOST, Claim, ClaimVerdict, Stability, verdict_json, verdict_of
 from wherewhat.rules.claims.registry import CLAIMS
-from wherewhat.rules.claims.stability import RESAMPLES, draws, stability_of, stable, words
+from wherewhat.rules.claims.stability import RESAMPLES, Counts, draws, stabilities, stable
 from wherewhat.rules.rule import LEAST_DOCUMENTS, Item, Number, Rule, Statement, at_least, at_most
 from wherewhat.runs.directory import collect_versions
 from wherewhat.scores import SHARE
@@ -80,20 +79,18 @@ def judge_runs(
     check_seeds(by_task)
     runs = {f"{task} {i}": (task, figures) for task, same in by_task.items() for i, figures in enumerate(same)}
     groups = [[name for name, (of, _) in runs.items() if of == task] for task in by_task]
-    verdicts = {claim.number: _judge(claim, by_task) for claim in TRAINED_CLAIMS}
-    resampled = [claim for claim in TRAINED_CLAIMS if claim.number != _CONSTRUCTED]
-    found: dict[int, Counter[str]] = {claim.number: Counter() for claim in resampled}
-    for (counts, _), times in draws(groups, 1, seed=seed, resamples=resamples).items():
+
+    def judged(counts: Counts, _: int) -> list[ClaimVerdict]:
         drawn: dict[str, list[RunFigures]] = {task: [] for task in by_task}
         for name, count in counts:
             task, figures = runs[name]
             drawn[task] += [figures] * count
-        for claim in resampled:
-            found[claim.number][words(_judge(claim, drawn))] += times
+        return [_judge(claim, drawn) for claim in TRAINED_CLAIMS if claim.number != _CONSTRUCTED]
+
+    verdicts = {claim.number: _judge(claim, by_task) for claim in TRAINED_CLAIMS}
     over = " and ".join(f"{counted(len(same), 'training')} of {task}" for task, same in by_task.items())
-    for number, shares in found.items():
-        verdicts[number] = stable(verdicts[number], stability_of(words(verdicts[number]), shares, over))
-    return list(verdicts.values())
+    found = stabilities(verdicts, draws(groups, 1, seed=seed, resamples=resamples), judged, over=over)
+    return list((verdicts | {number: stable(verdicts[number], one) for number, one in found.items()}).values())
 
 
 def _judge(claim: Claim, by_task: Mapping[str, Sequence[RunFigures]]) -> ClaimVerdict:
@@ -184,7 +181,7 @@ def _kinds(trained: TrainedRuns) -> Iterator[Item]:
 def _order(trained: TrainedRuns) -> Iterator[Item]:
     spreads, orders = {}, {}
     for task, runs in trained.items():
-        learned = [run.learning.passed[run.learning.index(0.9)].double() for run in runs]
+        learned = [run.learning.passed[0].double() for run in runs]
         steps = runs[0].run.setup.training.steps
         known = [passed for passed in learned if bool((passed >= 0).all())]
         if not known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -105,11 +106,12 @@ def test_verdicts_under_resampled_trainings(found):
     pure, hop = ["symbolic"] * 3, ["Reflexive"] * 3
     given = planted(found, number=(pure, hop, 2), letter=(pure, hop, 9))
     given["letter"][2] = planted(found, number=(pure, hop, 2), letter=(pure, hop, 5))["letter"][2]
+    error = 3 * math.sqrt(9 / 27 * 18 / 27 / 500)  # three standard errors of a share of 500 draws
     stability = {one.claim.number: one.stability for one in judge_runs(given)}
     assert stability[16].verdict == "cannot be told"
     assert stability[16].over == "3 trainings of number and 3 trainings of letter"
-    assert stability[16].changed == pytest.approx(9 / 27, abs=0.06)
-    assert stability[16].verdicts == pytest.approx({"cannot be told": 18 / 27, "holds": 9 / 27}, abs=0.06)
+    assert stability[16].changed == pytest.approx(9 / 27, abs=error)
+    assert stability[16].verdicts == pytest.approx({"cannot be told": 18 / 27, "holds": 9 / 27}, abs=error)
     assert stability[12].changed == 0  # all trainings have the same heads
     assert stability[12].resamples == stability[16].resamples == 500
     assert stability[15].changed is None

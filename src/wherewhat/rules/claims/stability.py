@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from wherewhat.measures.measurement import ChoicesMeasurement, QuestionMeasurement
@@ -151,19 +151,44 @@ def _stability(
     controls = evidence.controls if claims[0].drawn else 1
     if claims[0].drawn:
         over += " with one random control model" if controls == 1 else f" and {controls} random control models"
-    counts: dict[int, Counter[str]] = {claim.number: Counter() for claim in claims}
-    for (documents, draw), times in draws(groups, controls, seed=seed, resamples=resamples).items():
+
+    def judged(documents: Counts, draw: int) -> list[ClaimVerdict]:
         resampled = _with(evidence, counts=documents, draw=draw)
-        for claim in claims:
-            counts[claim.number][words(judge(claim, resampled))] += times
-    return {number: stability_of(words(verdicts[number]), found, over) for number, found in counts.items()}
+        return [judge(claim, resampled) for claim in claims]
+
+    return stabilities(verdicts, draws(groups, controls, seed=seed, resamples=resamples), judged, over=over)
 
 
-def stability_of(verdict: str, found: Counter[str], over: str) -> Stability:
-    """Return the stability of a verdict, in words, from how many resamples give each verdict."""
-    resamples = found.total()
-    verdicts = {words: times / resamples for words, times in sorted(found.items(), key=lambda x: (-x[1], x[0]))}
-    return Stability(over, verdict, 1 - found[verdict] / resamples, resamples, verdicts)
+def stabilities(
+    verdicts: Mapping[int, ClaimVerdict],
+    drawn: Counter[tuple[Counts, int]],
+    judged: Callable[[Counts, int], Iterable[ClaimVerdict]],
+    *,
+    over: str,
+) -> dict[int, Stability]:
+    """Return how often verdicts change, of the claims that ``judged`` judges on what was drawn.
+
+    Args:
+        verdicts: The verdicts on everything, by number of the claim.
+        drawn: How often each draw was made, see :func:`draws`.
+        judged: Judges the claims on one draw.
+        over: What was drawn, in words.
+    """
+    found: dict[int, Counter[str]] = {}
+    for draw, times in drawn.items():
+        for verdict in judged(*draw):
+            found.setdefault(verdict.claim.number, Counter())[words(verdict)] += times
+    resamples = drawn.total()
+    return {
+        number: Stability(
+            over,
+            words(verdicts[number]),
+            1 - counts[words(verdicts[number])] / resamples,
+            resamples,
+            {verdict: times / resamples for verdict, times in sorted(counts.items(), key=lambda x: (-x[1], x[0]))},
+        )
+        for number, counts in found.items()
+    }
 
 
 def _with(evidence: Evidence, *, counts: Counts | None = None, draw: int = 0) -> ResampledEvidence:
