@@ -17,6 +17,7 @@ from wherewhat.errors import MeasureError
 from wherewhat.options import nearest, short_repr
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 UNBOUNDED = (-math.inf, math.inf)
@@ -192,14 +193,15 @@ class Scores:
         """Return the scores on the CPU and in float64; raise for values that their declaration does not allow."""
         import torch
 
-        tensors = [x.detach() for part in self for x in part._of_heads(of).values()]
-        lengths = [len(x) for x in tensors]
-        if len({x.device for x in tensors}) > 1 or any(x.is_mps for x in tensors):  # which has no float64
+        lengths = [count for part in self for count in part._head_counts(of)]
+        tensors = [x for part in self for x in part.heads.values()]
+        devices = {x.device for x in tensors}
+        if len(devices) > 1 or any(device.type == "mps" for device in devices):  # which has no float64
             tensors = [x.cpu() for x in tensors]
         # One transfer for all layers and metrics.
         if len({x.dtype for x in tensors}) > 1:  # joined, they would lose digits
             tensors = [x.double() for x in tensors]
-        heads = torch.cat(tensors).double().cpu() if tensors else torch.zeros(0)
+        heads = torch.cat(tensors).detach().double().cpu() if tensors else torch.zeros(0)
         whole = torch.tensor([value for part in self for value in part.whole.values()], dtype=torch.float64)
         self._check_values(torch.cat([heads, whole]), torch.tensor([*lengths, *[1] * len(whole)]), metrics, of)
         pieces = iter(torch.split(heads, lengths))
@@ -237,12 +239,13 @@ class Scores:
                 raise MeasureError(f"{of} returned {name} as {kind}: return one real number") from error
         return replace(self, heads=heads, whole=whole)
 
-    def _of_heads(self, of: str) -> Mapping[str, Tensor]:
-        """Return the values per head; raise where there is not one per head for each metric."""
-        sizes = {name: tuple(x.shape) for name, x in self.heads.items()}
-        if len(set(sizes.values())) > 1 or any(len(size) != 1 for size in sizes.values()):
+    def _head_counts(self, of: str) -> list[int]:
+        """Return the number of heads of each metric; raise where they differ, or there is not one value per head."""
+        shapes = [x.shape for x in self.heads.values()]
+        if len(set(shapes)) > 1 or any(len(shape) != 1 for shape in shapes[:1]):
+            sizes = {name: tuple(x.shape) for name, x in self.heads.items()}
             raise MeasureError(f"{of} returned values per head of different shapes in layer {self.layer}: {sizes}")
-        return self.heads
+        return [shape[0] for shape in shapes]
 
     def _check_values(self, values: Tensor, counts: Tensor, metrics: Mapping[str, Metric], of: str) -> None:
         """Raise for the first value that its declaration does not allow.
@@ -289,8 +292,14 @@ class Scores:
                 raise MeasureError(f"{of} returned '{name}' without its control '{metric.control}': return it, or NaN")
 
 
-def on_cpu(scores: Sequence[Scores]) -> list[Scores]:
-    """Return scores with all tensors on the CPU; those of each device and dtype are copied at once."""
+def on_cpu(scores: Sequence[Scores], *, pending: set[torch.device] | None = None) -> list[Scores]:
+    """Return scores with all tensors on the CPU; those of each device and dtype are copied at once.
+
+    Args:
+        scores: Scores of a model, or of its layers.
+        pending: Receives the GPUs whose copies are not waited for; by default all are. Their values may be read after
+            :func:`wait`.
+    """
     import torch
 
     tensors: dict[int, Tensor] = {}
@@ -306,25 +315,35 @@ def on_cpu(scores: Sequence[Scores]) -> list[Scores]:
         else:
             alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     for group in alike.values():
-        copies |= zip(map(id, group), copied_at_once(group), strict=True)
+        copies |= zip(map(id, group), copied_at_once(group, pending=pending), strict=True)
+    return [_replaced(item, copies) for item in scores]
+
+
+def _replaced(part: Scores, copies: Mapping[int, Tensor]) -> Scores:
+    """Return scores with copies, by their identity, in place of tensors."""
 
     def read(value: Any) -> Any:
         return copies.get(id(value), value)
 
-    def copied(part: Scores) -> Scores:
-        return replace(
-            part,
-            heads={name: read(x) for name, x in part.heads.items()},
-            whole={name: read(x) for name, x in part.whole.items()},
-            curves={name: replace(column, values=read(column.values)) for name, column in part.curves.items()},
-            layers=[copied(layer) for layer in part.layers],
-        )
-
-    return [copied(item) for item in scores]
+    return replace(
+        part,
+        heads={name: read(x) for name, x in part.heads.items()},
+        whole={name: read(x) for name, x in part.whole.items()},
+        curves={name: replace(column, values=read(column.values)) for name, column in part.curves.items()},
+        layers=[_replaced(layer, copies) for layer in part.layers],
+    )
 
 
-def copied_at_once(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors of one device and dtype on the CPU, by one copy.
+def wait(pending: Iterable[torch.device]) -> None:
+    """Wait until GPUs have written the copies of :func:`on_cpu`."""
+    import torch
+
+    for device in pending:
+        torch.cuda.synchronize(device)
+
+
+def copied_at_once(tensors: Sequence[Tensor], *, pending: set[torch.device] | None = None) -> list[Tensor]:
+    """Return tensors of one device and dtype on the CPU, by one copy; for ``pending`` see :func:`on_cpu`.
 
     Parts of one tensor, such as the heads of several texts, share its memory, which is copied once and as it is.
     """
@@ -348,7 +367,7 @@ def copied_at_once(tensors: Sequence[Tensor]) -> list[Tensor]:
                 places[id(part)] = own.stride(), end
                 flat.append(own.view(-1))
                 end += len(flat[-1])
-    copy = _read(torch.cat(flat))
+    copy = _read(torch.cat(flat), pending)
     return [copy.as_strided(tensor.shape, *places[id(tensor)]) for tensor in tensors]
 
 
@@ -356,13 +375,16 @@ _PINNED = 2**28
 """Largest number of bytes that is read into pinned memory, which torch keeps for the next copy."""
 
 
-def _read(x: Tensor) -> Tensor:
+def _read(x: Tensor, pending: set[torch.device] | None) -> Tensor:
     """Return a tensor on the CPU. A GPU writes into pinned memory directly, at ten times the speed of other memory."""
     import torch
 
     if not x.is_cuda or x.nbytes > _PINNED:
         return x.cpu()
-    return torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True).copy_(x)
+    if pending is not None:
+        pending.add(x.device)
+    pinned = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
+    return pinned.copy_(x, non_blocking=pending is not None)
 
 
 def declaration(name: str, declared: Sequence[Metric]) -> Metric | None:
@@ -377,7 +399,7 @@ def real_tensor(values: Any, what: str) -> Tensor:
     import torch
 
     try:
-        tensor = torch.as_tensor(values)
+        tensor = values if isinstance(values, torch.Tensor) else torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         tensor = None
     if tensor is None or tensor.is_complex():

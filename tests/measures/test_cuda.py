@@ -13,7 +13,7 @@ from wherewhat.measures.planes import statistics as planes
 from wherewhat.measures.split import SplitConfig
 from wherewhat.measures.split.logits import joined, split_layer
 from wherewhat.measures.tensors import centred_ranks
-from wherewhat.scores import Scores, on_cpu
+from wherewhat.scores import Scores, on_cpu, wait
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available():
@@ -69,10 +69,11 @@ def test_layers_equal_those_on_the_cpu_without_synchronisation(function):
     with torch.cuda.device(0):
         torch.cuda.set_sync_debug_mode("error")
         try:
-            found = function(on_gpu)
+            found = on_cpu([Scores(layers=[scores]) for scores in function(on_gpu)], pending=(pending := set()))
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    for ours, theirs in zip(on_cpu([Scores(layers=[scores]) for scores in found]), expected, strict=True):
+    wait(pending)
+    for ours, theirs in zip(found, expected, strict=True):
         (ours,), (theirs,) = ours.layers, theirs.layers
         for name, values in theirs.heads.items():
             torch.testing.assert_close(ours.heads[name], values, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)

@@ -266,15 +266,20 @@ def test_a_model_is_forgotten_with_its_texts(folder, text, tmp_path):
     assert not models.texts
 
 
-def test_a_control_model_has_the_tokenizer_of_the_kept_model_unless_files_changed(tmp_path):
+def test_a_control_model_has_tokenizer_and_texts_of_the_kept_model_unless_files_changed(text, tmp_path):
     folder = save_model(tmp_path / "m")
     models, plain = LastModel(), ModelRequest(model=folder)
-    tokenizer = models.loaded(plain).tokenizer
+    request = Request(measurement="axes", model=plain, files=(text,), tokens=16)
+    prepare(request, out=tmp_path / "runs", progress=Silent(), models=models)
+    tokenizer, texts = models.loaded(plain).tokenizer, {**models.texts}
     control = models.loaded(replace(plain, weights="random", seed=1))
     assert control.tokenizer is tokenizer
     assert control.tokenizer_hash == LastModel().loaded(plain).tokenizer_hash
+    assert texts
+    assert models.texts == texts
     os.utime(tmp_path / "m" / "tokenizer.json", ns=(1, 1))
     assert models.loaded(replace(plain, weights="shuffled")).tokenizer is not tokenizer
+    assert not models.texts
 
 
 def test_objects_of_before_are_left_out_of_garbage_collections_while_a_run_is_measured(folder, text, tmp_path):

@@ -20,11 +20,8 @@ LARGEST = 128
 _SMALLEST = 16
 """Smallest dimension of a program."""
 
-_HALVINGS = 60
+_HALVINGS = 54
 """Halvings of the interval that contains all eigenvalues; float64 has 53 bits."""
-
-_POINTS = 4
-"""Points at which the number of eigenvalues below is counted in each round, for each eigenvalue."""
 
 
 @triton.jit
@@ -91,23 +88,21 @@ def _below(diagonal, beside, matrix, d, point, tiny):
 
 
 @triton.jit
-def _sections(diagonal, beside, values, d, D: tl.constexpr, POINTS: tl.constexpr, ROUNDS: tl.constexpr):
-    """Find all eigenvalues of one tridiagonal matrix a program, ascending, each in one of POINTS + 1 parts a round.
+def _halved(diagonal, beside, values, d, D: tl.constexpr, ROUNDS: tl.constexpr):
+    """Find all eigenvalues of one tridiagonal matrix a program, ascending, each in one half of an interval a round.
 
-    A division waits long for the one before it: a thread counts for several points at once, in hardly more time.
+    More parts a round need fewer rounds, and take longer: there are enough matrices to keep the GPU busy.
     """
     matrix = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, D)
-    share = (tl.arange(0, POINTS) + 1).to(tl.float64) / (POINTS + 1)
     lowest, highest, tiny = _reach(diagonal, beside, matrix, d, i)
     low = tl.zeros((D,), tl.float64) + lowest
     high = tl.zeros((D,), tl.float64) + highest
     for _ in range(ROUNDS):
-        point = low[:, None] + (high - low)[:, None] * share[None, :]
-        beyond = _below(diagonal, beside, matrix, d, point, tiny) > i[:, None]
-        upper = tl.min(tl.where(beyond, point, high[:, None]), 1)
-        low = tl.max(tl.where(beyond, low[:, None], point), 1)
-        high = upper
+        point = 0.5 * (low + high)
+        beyond = _below(diagonal, beside, matrix, d, point, tiny) > i
+        high = tl.where(beyond, point, high)
+        low = tl.where(beyond, low, point)
     tl.store(values + matrix * d + i, 0.5 * (low + high), mask=i < d)
 
 
@@ -131,9 +126,8 @@ def symmetric_eigenvalues(matrices: Tensor) -> Tensor:
     diagonal, beside = _reduced(matrices)
     (count, d), padded = diagonal.shape, _padded(diagonal.shape[1])
     values = torch.empty_like(diagonal)
-    shape = {"D": padded, "POINTS": _POINTS, "num_warps": max(1, padded // 32)}
     if count:
-        _sections[(count,)](diagonal, beside, values, d, ROUNDS=_rounds(_POINTS), **shape)
+        _halved[(count,)](diagonal, beside, values, d, D=padded, ROUNDS=_HALVINGS, num_warps=max(1, padded // 32))
     return values
 
 
@@ -143,15 +137,9 @@ def largest_eigenvalues(matrices: Tensor) -> Tensor:
     (count, d), padded = diagonal.shape, _padded(diagonal.shape[1])
     values = diagonal.new_empty(count)
     if count:
-        _largest[(count,)](
-            diagonal, beside, values, d, D=padded, ROUNDS=_rounds(padded), num_warps=max(1, padded // 32)
-        )
+        rounds = math.ceil(_HALVINGS / math.log2(padded + 1))
+        _largest[(count,)](diagonal, beside, values, d, D=padded, ROUNDS=rounds, num_warps=max(1, padded // 32))
     return values
-
-
-def _rounds(points: int) -> int:
-    """Return the number of rounds after which one of ``points + 1`` parts is as small as after all halvings."""
-    return math.ceil(_HALVINGS / math.log2(points + 1))
 
 
 def _reduced(matrices: Tensor) -> tuple[Tensor, Tensor]:

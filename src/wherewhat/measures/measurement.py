@@ -24,9 +24,10 @@ from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError, MeasureError, WherewhatError
 from wherewhat.imports import isolated, plugins
 from wherewhat.options import nearest, short_repr
-from wherewhat.scores import Metric, Scores, on_cpu, real_tensor, stored_metric
+from wherewhat.scores import Metric, Scores, on_cpu, real_tensor, stored_metric, wait
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from wherewhat.caches.plan import Plan
@@ -387,7 +388,8 @@ def measure_pass(
 ) -> list[list[Scores] | WherewhatError]:
     """Measure layers in one pass over texts of one length, under several measurements.
 
-    Numbers are read from the device once, after the pass. A measurement that raises an error does not stop the others.
+    The numbers of a layer are copied from the device while it computes the next ones, and are not waited for before the
+    end of the pass. A measurement that raises an error does not stop the others.
 
     Args:
         subject: The model.
@@ -404,6 +406,7 @@ def measure_pass(
     swapping = any(isinstance(measurement, LayerMeasurement) and measurement.swaps_keys for measurement, _ in wanted)
     mixing = subject.key_mixing() if swapping else {}
     finite: dict[int, Tensor] = {}
+    pending: set[torch.device] = set()
 
     def measure(layer: LayerAttention) -> None:
         if swapping:
@@ -412,9 +415,10 @@ def measure_pass(
         sums = [x.sum(dtype=torch.promote_types(x.dtype, torch.float32)) for x in (layer.rot_q, layer.rot_k)]
         finite[layer.layer] = torch.stack(sums).isfinite().all()
         for reading in readings:
-            reading.add(layer, texts)
+            reading.add(layer, texts, pending)
 
     subject.run(torch.cat([text.ids for text in texts]), measure)
+    wait(pending)
     wrong = [layer for layer, flag in finite.items() if not bool(flag)]
     if wrong:
         raise MeasureError(
@@ -434,8 +438,8 @@ class _Reading:
         ]
         self._error: WherewhatError | None = None
 
-    def add(self, layer: LayerAttention, texts: Sequence[Text]) -> None:
-        """Measure a layer."""
+    def add(self, layer: LayerAttention, texts: Sequence[Text], pending: set[torch.device]) -> None:
+        """Measure a layer; the devices that still copy its numbers are added to ``pending``."""
         measurement = self._measurement
         if self._error is not None:
             return
@@ -448,15 +452,15 @@ class _Reading:
             self._error = error
             return
         if of_texts:
-            for layers, scores in zip(self._layers, of_texts, strict=True):
+            for layers, scores in zip(self._layers, on_cpu(of_texts, pending=pending), strict=True):
                 layers.append(scores)
 
     def scores(self, subject: Subject, texts: Sequence[Text]) -> list[Scores] | WherewhatError:
-        """Return the scores of the model, read to the CPU."""
+        """Return the scores of the model; the copies of its numbers must be complete."""
         measurement = self._measurement
         if self._error is not None:
             return self._error
-        models = on_cpu([Scores(layers=layers) for layers in self._layers])
+        models = [Scores(layers=layers) for layers in self._layers]
         try:
             if isinstance(measurement, DocumentsMeasurement):
                 return [measurement.joined(models[0].layers)]

@@ -58,17 +58,18 @@ class LastModel:
     def loaded(self, request: ModelRequest | MemoryModel, *, say: Callable[[str], None] | None = None) -> LoadedModel:
         """Return the model of a request: the kept one, or a newly loaded one.
 
-        A control model has the tokenizer of the kept model if their files are the same.
+        A control model has the tokenizer of the kept model, and its texts, if their files are the same.
         """
         if not self.holds(request):
-            source, tokenizer = _source(request), None
+            source, tokenizer, texts = _source(request), None, dict[tuple[Document, int], Text]()
             if self._loaded is not None and source is not None and source == self._source:
-                tokenizer = self._loaded.tokenizer
+                tokenizer, texts = self._loaded.tokenizer, {**self.texts}
             self.forget()  # first, since memory may not suffice for both
             if say is not None:
                 say(f"loading {request.model} ({request.weights})")
             self._loaded = load_model(request, say=say, tokenizer=tokenizer)
             self._request, self._source = request, source
+            self.texts |= texts
             self.loads += 1
         assert self._loaded is not None
         return self._loaded

@@ -150,6 +150,7 @@ class Job:
                 texts = [item.document for item in self.inputs.values()]
                 provenance = _provenance(self.subject, texts, self.request.model.revision)
                 self.directory.finish(self._keys, provenance=provenance, parts=self._new)
+                self._new.clear()  # pinned memory, which the next measurement uses
         except WherewhatError as error:
             self.end(error)
         else:

@@ -510,13 +510,10 @@ def _shared(layers: Sequence[Sequence[Scores]], device: torch.device) -> list[Sc
 
     def joined(name: str) -> Tensor:
         """Return the curves a, or values, of all layers' heads by document."""
-        of_documents = zip(*layers, strict=True)
-        return torch.stack(
-            [
-                torch.cat([layer.curves["a"].values if name == "a" else layer.heads[name] for layer in of_document])
-                for of_document in of_documents
-            ]
-        ).to(device)
+        of_documents = [layer for of_document in zip(*layers, strict=True) for layer in of_document]
+        values = [layer.curves["a"].values if name == "a" else layer.heads[name] for layer in of_documents]
+        joined = torch.cat(values).to(device)
+        return joined.view(len(layers[0]), -1, *joined.shape[1:])
 
     n = layers[0][0].curves["b"].values.shape[-1]
     fit = shared_curve(*map(joined, ("a", "sse", "tss", "logit_mean")), n=n)
