@@ -298,7 +298,7 @@ def on_cpu(scores: Sequence[Scores], *, pending: set[torch.device] | None = None
     Args:
         scores: Scores of a model, or of its layers.
         pending: Receives the GPUs whose copies are not waited for; by default all are. Their values may be read after
-            :func:`wait`.
+            :func:`wait_for_copies`.
     """
     import torch
 
@@ -334,7 +334,7 @@ def _replaced(part: Scores, copies: Mapping[int, Tensor]) -> Scores:
     )
 
 
-def wait(pending: Iterable[torch.device]) -> None:
+def wait_for_copies(pending: Iterable[torch.device]) -> None:
     """Wait until GPUs have written the copies of :func:`on_cpu`."""
     import torch
 

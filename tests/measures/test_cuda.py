@@ -13,7 +13,7 @@ from wherewhat.measures.planes import statistics as planes
 from wherewhat.measures.split import SplitConfig
 from wherewhat.measures.split.logits import joined, split_layer
 from wherewhat.measures.tensors import centred_ranks
-from wherewhat.scores import Scores, on_cpu, wait
+from wherewhat.scores import Scores, on_cpu, wait_for_copies
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available():
@@ -72,7 +72,7 @@ def test_layers_equal_those_on_the_cpu_without_synchronisation(function):
             found = on_cpu([Scores(layers=[scores]) for scores in function(on_gpu)], pending=(pending := set()))
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    wait(pending)
+    wait_for_copies(pending)
     for ours, theirs in zip(found, expected, strict=True):
         (ours,), (theirs,) = ours.layers, theirs.layers
         for name, values in theirs.heads.items():

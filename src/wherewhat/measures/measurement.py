@@ -24,7 +24,7 @@ from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError, MeasureError, WherewhatError
 from wherewhat.imports import isolated, plugins
 from wherewhat.options import nearest, short_repr
-from wherewhat.scores import Metric, Scores, on_cpu, real_tensor, stored_metric, wait
+from wherewhat.scores import Metric, Scores, on_cpu, real_tensor, stored_metric, wait_for_copies
 
 if TYPE_CHECKING:
     import torch
@@ -307,8 +307,8 @@ class LayerMeasurement(Measurement):
     def measure_texts(self, layer: LayerAttention, texts: Sequence[Text], config: Any) -> Sequence[Scores]:
         """Return the scores of one layer on each text of the pass; none if it does not measure the layer.
 
-        Tensors may stay on the device: all layers are read at once after the pass. ``layer.merged`` has the heads of
-        all texts, and :func:`~wherewhat.measures.tensors.scores_by_text` splits what is computed from it.
+        Tensors may stay on the device: they are copied while the next layer is computed. ``layer.merged`` has the heads
+        of all texts, and :func:`~wherewhat.measures.tensors.scores_by_text` splits what is computed from it.
         """
         return [measure_layer(self, layer.text(text), config) for text in range(len(texts))]
 
@@ -418,7 +418,7 @@ def measure_pass(
             reading.add(layer, texts, pending)
 
     subject.run(torch.cat([text.ids for text in texts]), measure)
-    wait(pending)
+    wait_for_copies(pending)
     wrong = [layer for layer, flag in finite.items() if not bool(flag)]
     if wrong:
         raise MeasureError(
