@@ -13,9 +13,9 @@ The unmodified model answers at all of them, length methods beyond the trained l
 files of ``--answered`` hold. The answers behind ``docs/ruler.md`` are in ``studies/ruler/answers``: name them there,
 and for ``score`` beside new ones.
 
-**On a GPU.** A step of one token of each text starts about 45 kernels per layer for the unmodified model, 85 to 165 for
-most methods and 315 for near-far, and Python takes longer to start most of them than the GPU to run them: in 30 layers
-about 9, 18 to 35 and 66 ms. Reading the prompts takes less time than that. So let three processes share the GPU, each
+**On a GPU.** A step of one token of each text starts about 45 kernels per layer for the unmodified model, 75 to 140 for
+most methods and 200 for near-far, and Python takes longer to start most of them than the GPU to run them: in 30 layers
+about 9, 16 to 29 and 42 ms. Reading the prompts takes less time than that. So let three processes share the GPU, each
 with a share of the batches, and give each batch as many tokens as memory allows. A token takes ``4 · layers · kv_heads
 · head_dim`` bytes in bfloat16, and under a method that rotates keys as many again: 46 KB for SmolLM2, 45 for
 TinyLlama. InfLLM, which also keeps sums in float64, and plans have batches of a quarter of the tokens. In order of what
@@ -552,9 +552,9 @@ def _asked(
 _READ_RATE = 250e12
 """Operations per second with which prompts are read on an H200 in bfloat16. A Llama of 1.1 billion weights reads 4,096
 tokens in 24 ms (docs/scaling.md), which is 390e12; narrower models are slower."""
-_STEP_KERNELS = {UNMODIFIED: 45, "sliding-window": 85, "infllm": 185, "near-far": 315, PLANNED: 315}
+_STEP_KERNELS = {UNMODIFIED: 45, "sliding-window": 75, "infllm": 140, "near-far": 200, PLANNED: 200}
 """Kernels per layer of a step: operations that were counted on a CPU, without views."""
-_OTHER_KERNELS = 165
+_OTHER_KERNELS = 130
 _KERNEL = 7e-6
 """Seconds in which Python starts a kernel, which takes longer than most of these kernels."""
 

@@ -128,6 +128,25 @@ def test_positions_of_each_sequence_broadcast_over_heads():
     assert torch.equal(together[..., 12:], x[..., 12:])
 
 
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_moving_is_rotating_back_and_again(pairing, dtype):
+    """Also where only some dimensions rotate, far into a text, and to other frequencies with another factor."""
+    generator = torch.Generator().manual_seed(0)
+    inv_freq = 10_000.0 ** (-torch.arange(4) / 4)
+    own = Rotation(pairing, offset=2, inv_freq=inv_freq, scaling=1.25)
+    other = Rotation(pairing, offset=2, inv_freq=inv_freq / 8, scaling=1.5)
+    x = torch.randn(2, 3, 5, 12, generator=generator).to(dtype)
+    at = 100_000 + torch.arange(5) + torch.tensor([[0], [7]])[:, None]
+    to = torch.tensor([0, 3, 3, 90_000, 200_000])
+    for rotation in (None, other):
+        expected = (rotation or own).rotate(own.unrotate(x, at), to)
+        found = own.moved(x, at, to, rotation)
+        assert found.dtype == expected.dtype
+        assert_near(found, expected, within=rounding(16, found.dtype))
+        assert torch.equal(found[..., 10:].to(dtype), x[..., 10:])
+
+
 def test_unrotate_undoes_rotate():
     positions = torch.arange(1000, 1000 + N)
     for pairing in ("half", "interleaved"):

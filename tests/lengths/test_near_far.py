@@ -16,7 +16,7 @@ from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import ConfigError, MeasureError
 from wherewhat.lengths.far_cache import far_on_cpu
 from wherewhat.lengths.method import extended, generate
-from wherewhat.lengths.near_far import NearFar, averaged_over_distances, largest
+from wherewhat.lengths.near_far import NearFar, judged_queries, largest
 from wherewhat.lengths.windows import ReRoPE
 
 N, SINKS, WINDOW = 29, 2, 7
@@ -130,7 +130,8 @@ def test_average_over_distances_is_a_mean_of_rotations():
     attention = run(shared("gpt_neox"), tokens(5))[0]
     q, rotation = attention.q, attention.rotation
     each = [replace(rotation, scaling=1.0).rotate(q, torch.full((5,), d)) for d in range(12)]
-    torch.testing.assert_close(averaged_over_distances(q, rotation, 11), torch.stack(each).mean(0), **CLOSE)
+    found = judged_queries(attention, NearFar(window=11), "averaged", attention.rot_q, torch.arange(5))
+    torch.testing.assert_close(found, torch.stack(each).mean(0), **CLOSE)
 
 
 def test_largest_equals_topk():

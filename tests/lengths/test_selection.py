@@ -12,7 +12,7 @@ from helpers.layers import random_layer
 from wherewhat.caches.attention import rotated_to
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.lengths import near_far
-from wherewhat.lengths.near_far import NearFar, averaged_over_distances
+from wherewhat.lengths.near_far import NearFar, judged_queries
 from wherewhat.lengths.selection import add_far_keys, plane_factors, sketch_plan, turns
 from wherewhat.numerics import has_triton
 
@@ -54,8 +54,7 @@ def test_turns_equal_rotations():
         averaged = turns(attention).apply(
             attention.rot_q[:, :, 3::5], slice(3, 40, 5), plane_factors(attention.rotation, torch.arange(10), 16)
         )
-        still = rotated_to(attention, attention.rot_q, i, torch.zeros_like(i))
-        expected = still if layout is None else averaged_over_distances(still, attention.rotation, 9)
+        expected = judged_queries(attention, NearFar(window=9), "averaged", attention.rot_q, i)
         torch.testing.assert_close(averaged, expected[:, :, 3::5], **close)
 
 

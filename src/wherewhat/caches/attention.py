@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -115,7 +116,20 @@ def gathered(x: Tensor, index: Tensor) -> Tensor:
 
 def row_indices(rows: Rows, device: torch.device) -> Tensor:
     """Return the indices of some queries, ``(rows,)``; a slice has a start and a stop."""
-    return torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, slice) else rows
+    if not isinstance(rows, slice):
+        return rows
+    return _index(rows.start, device) if rows.stop == rows.start + 1 else _indices(rows.start, rows.stop, device)
+
+
+def _indices(start: int, stop: int, device: torch.device) -> Tensor:
+    return torch.arange(start, stop, device=device)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)  # the kept tensors are also used outside of inference mode
+def _index(start: int, device: torch.device) -> Tensor:
+    """Return one index, kept: all layers of a decoded token need it several times."""
+    return _indices(start, start + 1, device)
 
 
 def set_scores(attention: LayerAttention, rows: Rows, key_set: KeySet) -> Tensor:
@@ -156,8 +170,7 @@ def rotated_to(
     if own is None:
         return x.to(score_dtype(attention))
     positions = attention.positions[..., at]
-    before = own.unrotate(x, positions if positions.ndim == 1 else positions[:, None])
-    return (rotation or own).rotate(before, to)
+    return own.moved(x, positions if positions.ndim == 1 else positions[:, None], to, rotation)
 
 
 def score_dtype(attention: LayerAttention) -> torch.dtype:

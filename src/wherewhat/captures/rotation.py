@@ -83,21 +83,59 @@ class Rotation:
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate ``x`` ``(..., n, d)`` at ``positions`` ``(..., n)``; returns float32 (float64 if given)."""
-        return self._turn(x, positions, inverse=False)
+        theta = self.angles(positions.to(x.device)).to(_precision(x))
+        return self._turned(x, theta.cos(), theta.sin(), factor=self.scaling)
 
     def unrotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Undo :meth:`rotate`: return the tensor whose rotation is ``x`` ``(..., n, d)``."""
-        return self._turn(x, positions, inverse=True)
+        theta = self.angles(positions.to(x.device)).to(_precision(x))
+        return self._turned(x, theta.cos(), theta.sin(), factor=1 / self.scaling, back=True)
 
-    def _turn(self, x: Tensor, positions: Tensor, *, inverse: bool) -> Tensor:
-        out = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
-        theta = self.angles(positions.to(x.device)).to(out.dtype)
-        factor = 1 / self.scaling if inverse else self.scaling
-        cos, sin = theta.cos() * factor, theta.sin() * (-factor if inverse else factor)
+    def moved(self, x: Tensor, at: Tensor, to: Tensor, rotation: Rotation | None = None) -> Tensor:
+        """Return what :meth:`unrotate` at positions ``at`` and :meth:`rotate` at ``to`` return, by one rotation.
+
+        Args:
+            x: Rotated tensor ``(..., n, d)``.
+            at: Its positions ``(..., n)``.
+            to: Other positions ``(n,)``.
+            rotation: The rotation at the other positions, of the same planes; by default this one.
+        """
+        other = rotation or self
+        theta = other.angles(to.to(x.device)).to(_precision(x))
+        return self.moved_by(x, at, theta.cos(), theta.sin(), factor=other.scaling / self.scaling)
+
+    def moved_by(self, x: Tensor, at: Tensor, cos: Tensor, sin: Tensor, *, factor: float = 1.0) -> Tensor:
+        """Return ``x``, rotated at positions ``at``, with the planes rotated back and by other angles, times a factor.
+
+        Cosines and sines are ``(n, planes)``, or ``(planes,)`` for all positions.
+        """
+        # Each angle is rounded as in the model, so that their difference must not be rounded first.
+        theta = self.angles(at.to(x.device)).to(_precision(x))
+        own_cos, own_sin = theta.cos(), theta.sin()
+        less = torch.addcmul(own_cos * cos, own_sin, sin), torch.addcmul(own_cos * sin, own_sin, cos, value=-1)
+        return self._turned(x, *less, factor=factor)
+
+    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor, *, factor: float, back: bool = False) -> Tensor:
+        """Return ``x`` ``(..., n, d)`` with its planes rotated, or rotated back, times a factor, as ``cos`` in dtype.
+
+        By few operations: of a single token, starting them takes longer than they do.
+        """
+        if factor != 1:
+            cos, sin = cos * factor, sin * factor
+        x = x.to(cos.dtype)
         left, right = self.halves
-        u, v = out[..., left], out[..., right]
-        out[..., left], out[..., right] = u * cos - v * sin, v * cos + u * sin
-        return out
+        u, v = x[..., left], x[..., right]
+        sign = -1 if back else 1
+        turned = torch.addcmul(u * cos, v, sin, value=-sign), torch.addcmul(v * cos, u, sin, value=sign)
+        planes = torch.cat(turned, -1) if self.pairing == "half" else torch.stack(turned, -1).flatten(-2)
+        if planes.shape[-1] == x.shape[-1]:
+            return planes
+        return torch.cat([x[..., : self.offset], planes, x[..., self.offset + planes.shape[-1] :]], -1)
+
+
+def _precision(x: Tensor) -> torch.dtype:
+    """Return the dtype of rotated tensors: that of ``x``, or float32 if that is more precise."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 @dataclass(frozen=True)

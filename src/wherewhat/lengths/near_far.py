@@ -19,8 +19,8 @@ from wherewhat.caches.attention import (
     gathered,
     only_causal,
     query_blocks,
-    rotated_to,
     row_indices,
+    score_dtype,
     set_scores,
 )
 from wherewhat.caches.kept_keys import rotated_keys
@@ -223,7 +223,8 @@ class _NearFar:
             attention: The layer.
             rows: The queries.
             keys: Its keys at position 0, ``(batch, kv_heads, m, d)``.
-            plain: Whether the layer has a causal mask and nothing else; then only chosen keys are read again.
+            plain: Whether the queries follow each other and the layer has at most a causal mask; then only chosen keys
+                are read again.
         """
         method, window, first = self.method, self.near.window, attention.m - attention.n
         i = row_indices(rows, keys.device) + first
@@ -256,7 +257,9 @@ class _NearFar:
         self, attention: LayerAttention, rows: Rows, sets: list[KeySet], keys: Tensor
     ) -> ChosenKeys | None:
         """Return the far keys of some queries, without those below the margin; None if there are none."""
-        chosen = self._chosen(attention, rows, keys)
+        mask = attention.mask
+        plain = isinstance(rows, slice) and attention.softcap is None and mask.window is None and not mask.has_terms
+        chosen = self._chosen(attention, rows, keys, plain=plain)
         if chosen is None or self.method.margin is None:
             return chosen
         best = torch.stack([set_scores(attention, rows, key_set).amax(-1) for key_set in sets]).amax(0)
@@ -286,11 +289,14 @@ def judged_queries(attention: LayerAttention, method: NearFar, kind: Judged, q: 
 
     The rotated queries ``q`` ``(batch, heads, rows, d)`` are those at the indices ``i`` ``(rows,)``.
     """
+    rotation, positions = attention.rotation, attention.positions[..., i]
+    if rotation is None:
+        return q.to(score_dtype(attention))
     window = required(method.name, "window", method.window)
-    if kind == "capped":
-        return rotated_to(attention, q, i, torch.full_like(i, method.distance or window))
-    q = rotated_to(attention, q, i, torch.zeros_like(i))
-    return q if attention.rotation is None else averaged_over_distances(q, attention.rotation, window)
+    distance = method.distance or window
+    first, last = (0, window) if kind == "averaged" else (distance, distance)
+    cos, sin = mean_turn(rotation, first, last, q.device, score_dtype(attention))
+    return rotation.moved_by(q, positions if positions.ndim == 1 else positions[:, None], cos, sin)
 
 
 _BLOCK = 32
@@ -316,17 +322,9 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 @functools.lru_cache(maxsize=256)
-def _mean_turn(rotation: Rotation, window: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the mean cosine and sine of each plane, made once: a decoded token needs them in every layer."""
-    theta = rotation.angles(torch.arange(window + 1, device=device)).double()
-    return theta.cos().mean(0), theta.sin().mean(0)
-
-
-def averaged_over_distances(q: Tensor, rotation: Rotation, window: int) -> Tensor:
-    """Return the mean of queries ``(..., d)`` before rotation, rotated by all distances from 0 to ``window``."""
-    cos, sin = (x.to(q.dtype) for x in _mean_turn(rotation, window, q.device))
-    left, right = rotation.halves
-    u, v = q[..., left], q[..., right]
-    out = q.clone()
-    out[..., left], out[..., right] = u * cos - v * sin, v * cos + u * sin
-    return out
+def mean_turn(
+    rotation: Rotation, first: int, last: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the mean cosine and sine of each plane over distances, made once: every layer of a token needs them."""
+    theta = rotation.angles(torch.arange(first, last + 1, device=device)).double()
+    return theta.cos().mean(0).to(dtype), theta.sin().mean(0).to(dtype)
