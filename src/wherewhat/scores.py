@@ -292,13 +292,41 @@ class Scores:
                 raise MeasureError(f"{of} returned '{name}' without its control '{metric.control}': return it, or NaN")
 
 
-def on_cpu(scores: Sequence[Scores], *, pending: set[torch.device] | None = None) -> list[Scores]:
+_PINNED = 2**29
+"""Most bytes of pinned memory for the copies of one pass; torch keeps it for later ones."""
+
+
+@dataclass
+class PendingCopies:
+    """Copies from GPUs that are not waited for one by one: their values may be read after :meth:`wait`."""
+
+    _devices: set[torch.device] = field(default_factory=set)
+    _pinned: int = 0
+
+    def read(self, x: Tensor) -> Tensor:
+        """Return a tensor on the CPU. A GPU writes directly into pinned memory, ten times as fast as into other."""
+        import torch
+
+        if not x.is_cuda or self._pinned + x.nbytes > _PINNED:
+            return x.cpu()
+        self._devices.add(x.device)
+        self._pinned += x.nbytes
+        return torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+
+    def wait(self) -> None:
+        """Wait until the GPUs have written all copies."""
+        import torch
+
+        for device in self._devices:
+            torch.cuda.synchronize(device)
+
+
+def on_cpu(scores: Sequence[Scores], *, pending: PendingCopies | None = None) -> list[Scores]:
     """Return scores with all tensors on the CPU; those of each device and dtype are copied at once.
 
     Args:
         scores: Scores of a model, or of its layers.
-        pending: Receives the GPUs whose copies are not waited for; by default all are. Their values may be read after
-            :func:`wait_for_copies`.
+        pending: Makes the copies, for which the caller waits; by default this function does.
     """
     import torch
 
@@ -334,15 +362,7 @@ def _replaced(part: Scores, copies: Mapping[int, Tensor]) -> Scores:
     )
 
 
-def wait_for_copies(pending: Iterable[torch.device]) -> None:
-    """Wait until GPUs have written the copies of :func:`on_cpu`."""
-    import torch
-
-    for device in pending:
-        torch.cuda.synchronize(device)
-
-
-def copied_at_once(tensors: Sequence[Tensor], *, pending: set[torch.device] | None = None) -> list[Tensor]:
+def copied_at_once(tensors: Sequence[Tensor], *, pending: PendingCopies | None = None) -> list[Tensor]:
     """Return tensors of one device and dtype on the CPU, by one copy; for ``pending`` see :func:`on_cpu`.
 
     Parts of one tensor, such as the heads of several texts, share its memory, which is copied once and as it is.
@@ -367,24 +387,11 @@ def copied_at_once(tensors: Sequence[Tensor], *, pending: set[torch.device] | No
                 places[id(part)] = own.stride(), end
                 flat.append(own.view(-1))
                 end += len(flat[-1])
-    copy = _read(torch.cat(flat), pending)
+    copies = pending or PendingCopies()
+    copy = copies.read(torch.cat(flat))
+    if pending is None:
+        copies.wait()
     return [copy.as_strided(tensor.shape, *places[id(tensor)]) for tensor in tensors]
-
-
-_PINNED = 2**28
-"""Largest number of bytes that is read into pinned memory, which torch keeps for the next copy."""
-
-
-def _read(x: Tensor, pending: set[torch.device] | None) -> Tensor:
-    """Return a tensor on the CPU. A GPU writes into pinned memory directly, at ten times the speed of other memory."""
-    import torch
-
-    if not x.is_cuda or x.nbytes > _PINNED:
-        return x.cpu()
-    if pending is not None:
-        pending.add(x.device)
-    pinned = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
-    return pinned.copy_(x, non_blocking=pending is not None)
 
 
 def declaration(name: str, declared: Sequence[Metric]) -> Metric | None:

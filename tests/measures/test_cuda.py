@@ -13,7 +13,7 @@ from wherewhat.measures.planes import statistics as planes
 from wherewhat.measures.split import SplitConfig
 from wherewhat.measures.split.logits import joined, split_layer
 from wherewhat.measures.tensors import centred_ranks
-from wherewhat.scores import Scores, on_cpu, wait_for_copies
+from wherewhat.scores import PendingCopies, Scores, on_cpu
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available():
@@ -69,10 +69,12 @@ def test_layers_equal_those_on_the_cpu_without_synchronisation(function):
     with torch.cuda.device(0):
         torch.cuda.set_sync_debug_mode("error")
         try:
-            found = on_cpu([Scores(layers=[scores]) for scores in function(on_gpu)], pending=(pending := set()))
+            found = on_cpu(
+                [Scores(layers=[scores]) for scores in function(on_gpu)], pending=(pending := PendingCopies())
+            )
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    wait_for_copies(pending)
+    pending.wait()
     for ours, theirs in zip(found, expected, strict=True):
         (ours,), (theirs,) = ours.layers, theirs.layers
         for name, values in theirs.heads.items():

@@ -18,6 +18,7 @@ from wherewhat.measures.measurement import Text, TextMeasurement
 from wherewhat.models.loaded import LoadedModel
 from wherewhat.progress import Silent, duration
 from wherewhat.report.result import run
+from wherewhat.runs import execution
 from wherewhat.runs.directory import RunDirectory
 from wherewhat.runs.execution import LastModel, measure, prepare, run_together
 from wherewhat.runs.execution import run as execution_run
@@ -264,6 +265,30 @@ def test_a_model_is_forgotten_with_its_texts(folder, text, tmp_path):
     assert model() is None
     assert weight() is None
     assert not models.texts
+
+
+def test_a_control_model_is_loaded_after_the_others_are_released(folder, text, tmp_path, monkeypatch):
+    """Texts that control models share hold no model."""
+    alive, refs = [], []
+    load = execution.load_model
+
+    def observed(*args, **kwargs):
+        gc.collect()
+        alive.append(sum(ref() is not None for ref in refs))
+        loaded = load(*args, **kwargs)
+        refs.append(weakref.ref(loaded.model))
+        return loaded
+
+    monkeypatch.setattr(execution, "load_model", observed)
+    models, plain = LastModel(), Request(measurement="axes", model=ModelRequest(model=folder), files=(text,), tokens=16)
+    for weights, tokens in (("trained", 16), ("random", 12), ("shuffled", 16)):
+        request = replace(plain, tokens=tokens).with_weights(weights)
+        prepared = prepare(request, out=tmp_path, progress=Silent(), models=models)
+        (item,) = prepared.inputs.values()
+        assert item.text.spans.words
+        del prepared, item
+    assert len(models.texts) == 2
+    assert alive == [0, 0, 0]
 
 
 def test_a_control_model_has_tokenizer_and_texts_of_the_kept_model_unless_files_changed(text, tmp_path):

@@ -24,10 +24,9 @@ from wherewhat.boundary import MOST_TOKENS, check_at_most
 from wherewhat.errors import ConfigError, MeasureError, WherewhatError
 from wherewhat.imports import isolated, plugins
 from wherewhat.options import nearest, short_repr
-from wherewhat.scores import Metric, Scores, on_cpu, real_tensor, stored_metric, wait_for_copies
+from wherewhat.scores import Metric, PendingCopies, Scores, on_cpu, real_tensor, stored_metric
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from wherewhat.caches.plan import Plan
@@ -406,7 +405,7 @@ def measure_pass(
     swapping = any(isinstance(measurement, LayerMeasurement) and measurement.swaps_keys for measurement, _ in wanted)
     mixing = subject.key_mixing() if swapping else {}
     finite: dict[int, Tensor] = {}
-    pending: set[torch.device] = set()
+    pending = PendingCopies()
 
     def measure(layer: LayerAttention) -> None:
         if swapping:
@@ -418,7 +417,7 @@ def measure_pass(
             reading.add(layer, texts, pending)
 
     subject.run(torch.cat([text.ids for text in texts]), measure)
-    wait_for_copies(pending)
+    pending.wait()
     wrong = [layer for layer, flag in finite.items() if not bool(flag)]
     if wrong:
         raise MeasureError(
@@ -438,8 +437,8 @@ class _Reading:
         ]
         self._error: WherewhatError | None = None
 
-    def add(self, layer: LayerAttention, texts: Sequence[Text], pending: set[torch.device]) -> None:
-        """Measure a layer; the devices that still copy its numbers are added to ``pending``."""
+    def add(self, layer: LayerAttention, texts: Sequence[Text], pending: PendingCopies) -> None:
+        """Measure a layer; ``pending`` makes the copies of its numbers."""
         measurement = self._measurement
         if self._error is not None:
             return
@@ -452,7 +451,7 @@ class _Reading:
             self._error = error
             return
         if of_texts:
-            for layers, scores in zip(self._layers, on_cpu(of_texts, pending=pending), strict=True):
+            for layers, scores in zip(self._layers, on_cpu([*of_texts], pending=pending), strict=True):
                 layers.append(scores)
 
     def scores(self, subject: Subject, texts: Sequence[Text]) -> list[Scores] | WherewhatError:

@@ -102,24 +102,12 @@ class LoadedModel:
 
     def tokenize(self, text: str | Sequence[int]) -> list[int]:
         """Return the prefix and all ids of a text, or token ids as they are, checked to be in the vocabulary."""
-        rows = self.model.get_input_embeddings().weight.shape[0]
-        if not isinstance(text, str):
-            outside = _outside(text, rows)
-            if outside is not None or not text:
-                problem = (
-                    "there are no token ids" if outside is None else f"token id {outside} is not in the vocabulary"
-                )
-                raise TextError(f"{problem}: {self.name} has ids 0 to {rows - 1}")
-            return list(text)
-        with as_one_line(TextError, "the tokenizer cannot read the text"):  # which may hold lone surrogates
-            body = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        if not body:
-            raise TextError("the text is empty: it has no tokens")
-        ids = [*self.prefix, *body]
-        outside = _outside(ids, rows)
-        if outside is not None:
-            raise TextError(f"the tokenizer gave id {outside}, but {self.name} knows only {rows} tokens")
-        return ids
+        return self.encoder.tokenize(text)
+
+    @property
+    def encoder(self) -> Encoder:
+        """What makes token ids of texts, without the model."""
+        return Encoder(self.tokenizer, self.prefix, self.model.get_input_embeddings().weight.shape[0], self.name)
 
     @checked()
     def check_length(self, count: int, *, allow_beyond: bool = False) -> None:
@@ -129,6 +117,43 @@ class LoadedModel:
             return
         way_out = "" if hard else ", or allow more with --beyond (beyond=True)"
         raise ConfigError(f"{count} tokens are more than the {limit} positions of {self.name}: ask for fewer{way_out}")
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Makes token ids of texts for a model. It does not hold the model, so that texts can outlive it.
+
+    Attributes:
+        tokenizer: The model's tokenizer.
+        prefix: Ids of the tokens in front of every text.
+        rows: Number of ids that the model has embeddings for.
+        name: Name of the model, for errors.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    prefix: tuple[int, ...]
+    rows: int
+    name: str
+
+    def tokenize(self, text: str | Sequence[int]) -> list[int]:
+        """See :meth:`LoadedModel.tokenize`."""
+        if not isinstance(text, str):
+            outside = _outside(text, self.rows)
+            if outside is not None or not text:
+                problem = (
+                    "there are no token ids" if outside is None else f"token id {outside} is not in the vocabulary"
+                )
+                raise TextError(f"{problem}: {self.name} has ids 0 to {self.rows - 1}")
+            return list(text)
+        with as_one_line(TextError, "the tokenizer cannot read the text"):  # which may hold lone surrogates
+            body = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if not body:
+            raise TextError("the text is empty: it has no tokens")
+        ids = [*self.prefix, *body]
+        outside = _outside(ids, self.rows)
+        if outside is not None:
+            raise TextError(f"the tokenizer gave id {outside}, but {self.name} knows only {self.rows} tokens")
+        return ids
 
 
 def _outside(ids: Sequence[int], rows: int) -> int | None:

@@ -216,7 +216,7 @@ class HarnessModel(_Base):  # type: ignore[misc]
             return no_change(tokens)
         kind, rate, seed = self.perturb
         context = text.rstrip()
-        spanned = with_spans(self.loaded, context, tokens)
+        spanned = with_spans(self.loaded.encoder, context, tokens)
         layer = self._config.layers[0] if kind == "features" else None
         return perturb_context(spanned, kind, rate, seed + text_seed(context), self._config, layer=layer)
 

@@ -29,7 +29,7 @@ from wherewhat.text.documents import Document, check_count, documents_of, read_d
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from wherewhat.models.loaded import LoadedModel
+    from wherewhat.models.loaded import Encoder, LoadedModel
     from wherewhat.text.prompts.prompt import Prompt
     from wherewhat.text.questions import ChoiceItem
 
@@ -282,7 +282,7 @@ def item_choices(loaded: LoadedModel, item: ChoiceItem, *, beyond: bool = False)
             f"item '{item.name}': alternative {number + 1} adds no token to the context; leave the item out"
         )
     return Choices(
-        context=with_spans(loaded, context, ids),
+        context=with_spans(loaded.encoder, context, ids),
         continuations=continuations,
         lengths=tuple(len(text.removeprefix(" ")) for text in item.continuations),
         gold=item.gold,
@@ -417,7 +417,7 @@ def _input(loaded: LoadedModel, name: str, prompt: Prompt) -> Input:
 
     ids = torch.tensor(prompt.ids, dtype=torch.int64)
     document = Document(name, prompt.text, f"{prompt.kind} prompts")
-    text = with_spans(loaded, prompt.text, ids)
+    text = with_spans(loaded.encoder, prompt.text, ids)
     if not prompt.asks:
         return Input(document, text)
     role = prompt.items[prompt.answer_item].role
@@ -448,7 +448,7 @@ def document_text(loaded: LoadedModel, document: Document, tokens: int, *, beyon
     except TextError as error:
         raise TextError(f"document '{document.name}': {error}") from error
     if document.ids is None:
-        return with_spans(loaded, document.text, ids)
+        return with_spans(loaded.encoder, document.text, ids)
     has_prefix = document.ids[: len(loaded.prefix)] == loaded.prefix
     return Text(ids[None], len(loaded.prefix) if has_prefix else 0)
 
@@ -487,7 +487,7 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 Ranges = tuple[tuple[int, int], ...]
 
 
-def with_spans(loaded: LoadedModel, text: str, ids: Tensor) -> Text:
+def with_spans(encoder: Encoder, text: str, ids: Tensor) -> Text:
     """Return token ids ``(n,)`` of a text with its words and sentences, which are found on first use.
 
     Words are separated by white space; tokens of white space only belong to no word. A sentence is a sequence of whole
@@ -495,15 +495,15 @@ def with_spans(loaded: LoadedModel, text: str, ids: Tensor) -> Text:
     end one, and an incomplete sentence at the end of the text is left out. Both are None where the tokenizer has no
     character offsets, or where it tokenises the text differently from ``ids``.
     """
-    prefix = len(loaded.prefix)
-    return Text(ids[None], prefix, lambda: _spans(loaded, text, ids), lambda other: loaded.tokenize(other)[prefix:])
+    prefix = len(encoder.prefix)
+    return Text(ids[None], prefix, lambda: _spans(encoder, text, ids), lambda other: encoder.tokenize(other)[prefix:])
 
 
-def _spans(loaded: LoadedModel, text: str, ids: Tensor) -> Spans:
-    prefix = len(loaded.prefix)
-    if not getattr(loaded.tokenizer, "is_fast", False):
+def _spans(encoder: Encoder, text: str, ids: Tensor) -> Spans:
+    prefix = len(encoder.prefix)
+    if not getattr(encoder.tokenizer, "is_fast", False):
         return Spans()
-    encoding = loaded.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    encoding = encoder.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     count = len(ids) - prefix
     if list(encoding["input_ids"][:count]) != ids[prefix:].tolist():
         return Spans()
@@ -513,7 +513,7 @@ def _spans(loaded: LoadedModel, text: str, ids: Tensor) -> Spans:
         tokens, characters = tokens[:-1], characters[:-1]
     words = tuple((start + prefix, end + prefix) for start, end in tokens)
     sentences = find_sentences(words, [text[start:end] for start, end in characters])
-    return Spans(words, sentences, _respellings(loaded, text, ids, words, characters))
+    return Spans(words, sentences, _respellings(encoder, text, ids, words, characters))
 
 
 def find_words(text: str, offsets: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -564,15 +564,14 @@ def transpose_letters(word: str, chooser: random.Random) -> str | None:
 
 
 def _respellings(
-    loaded: LoadedModel, text: str, ids: Tensor, words: Ranges, characters: list[tuple[int, int]]
+    encoder: Encoder, text: str, ids: Tensor, words: Ranges, characters: list[tuple[int, int]]
 ) -> tuple[tuple[int, ...], ...]:
     """Return the token ids of each word with two letters transposed; empty where it has no such spelling."""
     chooser = random.Random(0)  # noqa: S311 - a choice of letters, reproducible
-    rows = loaded.model.get_input_embeddings().weight.shape[0]
-    unknown = loaded.tokenizer.unk_token_id
+    unknown = encoder.tokenizer.unk_token_id
 
     def encode(piece: str) -> tuple[int, ...]:
-        return tuple(loaded.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
+        return tuple(encoder.tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
 
     respellings: list[tuple[int, ...]] = []
     for (first, end), (start, stop) in zip(words, characters, strict=True):
@@ -583,6 +582,6 @@ def _respellings(
             if changed is not None and encode(lead + text[start:stop]) == tuple(ids[first:end].tolist()):
                 spelled = encode(lead + changed)
                 break
-        usable = bool(spelled) and max(spelled) < rows and unknown not in spelled
+        usable = bool(spelled) and max(spelled) < encoder.rows and unknown not in spelled
         respellings.append(spelled if usable else ())
     return tuple(respellings)
