@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from wherewhat.captures.attention import LayerAttention, Mask, Rows, shared_product
-from wherewhat.captures.rotation import Rotation
+from wherewhat.captures.rotation import Rotation, over_heads
 from wherewhat.errors import MeasureError
 
 BLOCK_MIB = 64
@@ -118,18 +118,16 @@ def row_indices(rows: Rows, device: torch.device) -> Tensor:
     """Return the indices of some queries, ``(rows,)``; a slice has a start and a stop."""
     if not isinstance(rows, slice):
         return rows
-    return _index(rows.start, device) if rows.stop == rows.start + 1 else _indices(rows.start, rows.stop, device)
-
-
-def _indices(start: int, stop: int, device: torch.device) -> Tensor:
-    return torch.arange(start, stop, device=device)
+    if rows.stop == rows.start + 1:
+        return _index(rows.start, device)
+    return torch.arange(rows.start, rows.stop, device=device)
 
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # the kept tensors are also used outside of inference mode
 def _index(start: int, device: torch.device) -> Tensor:
     """Return one index, kept: all layers of a decoded token need it several times."""
-    return _indices(start, start + 1, device)
+    return torch.arange(start, start + 1, device=device)
 
 
 def set_scores(attention: LayerAttention, rows: Rows, key_set: KeySet) -> Tensor:
@@ -169,8 +167,7 @@ def rotated_to(
     own = attention.rotation
     if own is None:
         return x.to(score_dtype(attention))
-    positions = attention.positions[..., at]
-    return own.moved(x, positions if positions.ndim == 1 else positions[:, None], to, rotation)
+    return own.moved(x, over_heads(attention.positions[..., at]), to, rotation)
 
 
 def score_dtype(attention: LayerAttention) -> torch.dtype:

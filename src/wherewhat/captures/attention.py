@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wherewhat.captures.rotation import Rotation
+from wherewhat.captures.rotation import Rotation, over_heads
 from wherewhat.errors import MeasureError
 from wherewhat.options import short_repr
 
@@ -320,14 +320,14 @@ class LayerAttention:
         """
         if self.rotation is None:
             return self.rot_q
-        return self.rotation.unrotate(self.rot_q, self._broadcast(self.positions[..., self.m - self.n :]))
+        return self.rotation.unrotate(self.rot_q, over_heads(self.positions[..., self.m - self.n :]))
 
     @cached_property
     def k(self) -> Tensor:
         """Keys before rotation in the layout of ``rot_k``, ``(batch, kv_heads, m, d)``; dtype as for ``q``."""
         if self.rotation is None:
             return self.rot_k
-        return self.rotation.unrotate(self.rot_k, self._broadcast(self.positions))
+        return self.rotation.unrotate(self.rot_k, over_heads(self.positions))
 
     def attn_scores(self, rows: Rows = slice(None)) -> Tensor:
         """Return the logits of some queries with scale, soft-cap and bias, unmasked: ``(batch, heads, rows, m)``."""
@@ -365,8 +365,3 @@ class LayerAttention:
             return scores
         sink = self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         return torch.cat([scores, sink], -1)
-
-    @staticmethod
-    def _broadcast(positions: Tensor) -> Tensor:
-        """Return positions ``(n,)`` or ``(batch, n)`` in a shape that broadcasts over heads."""
-        return positions if positions.ndim == 1 else positions[:, None]

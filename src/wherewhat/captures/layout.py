@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wherewhat.captures.attention import LOW, Mask
 from wherewhat.captures.calls import AttentionCall, Observer, Repetition, RotaryCall
-from wherewhat.captures.rotation import IdentifiedRotation, LiveFrequencies, Rotation, identify_rotation
+from wherewhat.captures.rotation import IdentifiedRotation, LiveFrequencies, Rotation, identify_rotation, over_heads
 from wherewhat.captures.structure import ModelWatch, Route
 from wherewhat.errors import CaptureError
 
@@ -51,7 +51,7 @@ class RotaryLayout:
 
         Both are some tokens ``(batch, heads, tokens, d)`` at ``positions`` ``(tokens,)`` or ``(batch, tokens)``.
         """
-        return self.found.deviation(before, after, positions if positions.ndim == 1 else positions[:, None])
+        return self.found.deviation(before, after, over_heads(positions))
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,11 @@ class Rotation:
         return torch.cat([x[..., : self.offset], planes, x[..., self.offset + planes.shape[-1] :]], -1)
 
 
+def over_heads(positions: Tensor) -> Tensor:
+    """Return positions ``(n,)`` or ``(batch, n)`` in a shape that broadcasts over heads."""
+    return positions if positions.ndim == 1 else positions[:, None]
+
+
 def _precision(x: Tensor) -> torch.dtype:
     """Return the dtype of rotated tensors: that of ``x``, or float32 if that is more precise."""
     return torch.promote_types(x.dtype, torch.float32)

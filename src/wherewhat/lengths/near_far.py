@@ -29,7 +29,7 @@ from wherewhat.caches.plan import Plan
 from wherewhat.caches.visibility import Queries, Visibility, Windowed, attend_by_heads, query_rows
 from wherewhat.captures.attention import LayerAttention, Rows, shared_product
 from wherewhat.captures.proof import Proof
-from wherewhat.captures.rotation import Rotation
+from wherewhat.captures.rotation import Rotation, over_heads
 from wherewhat.errors import ConfigError
 from wherewhat.lengths.method import LengthMethod, check_positive, required
 from wherewhat.lengths.selection import PlaneFactors, add_far_keys, can_search, plane_factors
@@ -120,11 +120,17 @@ class NearFar(LengthMethod):
             return near
         return _NearFar(self, near, looking)
 
+    def distances(self, kind: Judged) -> tuple[int, int]:
+        """Return the first and the last of the distances over which a logit of far keys is averaged."""
+        window = required(self.name, "window", self.window)
+        distance = self.distance or window
+        return (0, window) if kind == "averaged" else (distance, distance)
+
     def first_keys(self) -> FarKeys:
         """Return how queries see the first keys from beyond the window."""
         if self.sink_distance is not None:
             return FarKeys.in_place(self.sinks, self.sink_distance)
-        return FarKeys.capped(self.sinks, self.distance or required(self.name, "window", self.window))
+        return FarKeys.capped(self.sinks, self.distances("capped")[0])
 
     def looking(self, attention: LayerAttention) -> tuple[bool, ...]:
         """Return for each head of a layer whether it looks far."""
@@ -172,8 +178,7 @@ class _NearFar:
         output = attend_on_gpu(attention, window, self.near.far, lse=lse)
 
         def factors(kind: Judged) -> PlaneFactors:
-            distance = method.distance or window
-            first, last = (0, window) if kind == "averaged" else (distance, distance)
+            first, last = method.distances(kind)
             return plane_factors(attention.rotation, torch.arange(first, last + 1, device=device), d)
 
         add_far_keys(
@@ -289,14 +294,11 @@ def judged_queries(attention: LayerAttention, method: NearFar, kind: Judged, q: 
 
     The rotated queries ``q`` ``(batch, heads, rows, d)`` are those at the indices ``i`` ``(rows,)``.
     """
-    rotation, positions = attention.rotation, attention.positions[..., i]
+    rotation, dtype = attention.rotation, score_dtype(attention)
     if rotation is None:
-        return q.to(score_dtype(attention))
-    window = required(method.name, "window", method.window)
-    distance = method.distance or window
-    first, last = (0, window) if kind == "averaged" else (distance, distance)
-    cos, sin = mean_turn(rotation, first, last, q.device, score_dtype(attention))
-    return rotation.moved_by(q, positions if positions.ndim == 1 else positions[:, None], cos, sin)
+        return q.to(dtype)
+    cos, sin = _mean_turn(rotation, *method.distances(kind), q.device, dtype)
+    return rotation.moved_by(q, over_heads(attention.positions[..., i]), cos, sin)
 
 
 _BLOCK = 32
@@ -322,7 +324,7 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 @functools.lru_cache(maxsize=256)
-def mean_turn(
+def _mean_turn(
     rotation: Rotation, first: int, last: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return the mean cosine and sine of each plane over distances, made once: every layer of a token needs them."""

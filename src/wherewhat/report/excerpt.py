@@ -189,7 +189,7 @@ def repeated_tokens(loaded: LoadedModel) -> Document | None:
     limit, _ = max_positions(loaded.model)
     most = len(loaded.prefix) + 2 * REPEATED
     tokens = most if limit is None else min(most, limit)
-    vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
+    vocabulary = loaded.encoder.rows
     if isinstance(loaded.tokenizer, NoTokenizer):
         tokenizer = PieceTokenizer(lambda _: (), lambda ids: loaded.tokenizer.decode(list(ids)), vocabulary)
     else:

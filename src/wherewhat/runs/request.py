@@ -383,8 +383,7 @@ def model_inputs(
     from wherewhat.text.prompts.kinds import make_prompts
     from wherewhat.text.prompts.vocabulary import PieceTokenizer
 
-    rows = loaded.model.get_input_embeddings().weight.shape[0]
-    tokenizer = PieceTokenizer.of(loaded.tokenizer, loaded.prefix, vocabulary=rows)
+    tokenizer = PieceTokenizer.of(loaded.tokenizer, loaded.prefix, vocabulary=loaded.encoder.rows)
     seed = request.model.seed
     if not isinstance(measurement, QuestionMeasurement):
         assert request.prompts is not None
