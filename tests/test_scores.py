@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from wherewhat.errors import MeasureError
-from wherewhat.scores import CORRELATION, MODEL, SHARE, Column, Metric, Scores, copied_at_once, stored_metric
+from wherewhat.scores import (
+    CORRELATION,
+    MODEL,
+    SHARE,
+    Column,
+    Metric,
+    Scores,
+    checked_each,
+    copied_at_once,
+    stored_metric,
+)
 
 DECLARED = (
     Metric("r", "r", "", range=SHARE, control="noise"),
@@ -76,6 +86,29 @@ def test_what_is_not_declared_is_refused_in_one_line(scores, words):
     with pytest.raises(MeasureError, match=words) as caught:
         Scores(layers=[scores]).checked(DECLARED, of="m") if scores.layer != MODEL else scores.checked(DECLARED, of="m")
     assert "\n" not in str(caught.value)
+
+
+def test_scores_that_are_checked_at_once_are_those_checked_one_by_one():
+    several = [
+        Scores(
+            layers=[layer(r=[0.1, 0.2]), Scores(layer=1, heads={"label": torch.tensor([-1])})], whole={"noise": 0.3}
+        ),
+        layer(c=[0.5]),
+        Scores(whole={"rise_x": 2.5}),
+    ]
+    for given, found in zip(several, checked_each(several, DECLARED, of="m"), strict=True):
+        alone = given.checked(DECLARED, of="m")
+        assert found.metrics == alone.metrics
+        for one, other in zip(found, alone, strict=True):
+            assert (one.layer, one.whole, [*one.heads]) == (other.layer, other.whole, [*other.heads])
+            assert all(torch.equal(one.heads[name], other.heads[name]) for name in one.heads)
+
+
+def test_the_first_scores_that_are_refused_raise_after_those_before_them():
+    each = checked_each([layer(c=[0.5]), layer(c=[2.0]), layer(r2=[0.5])], DECLARED, of="m")
+    assert next(each).heads["c"].tolist() == [0.5]
+    with pytest.raises(MeasureError, match="m returned c = 2 for layer 3"):
+        next(each)
 
 
 def test_rounding_may_exceed_a_range_and_nothing_else_may():

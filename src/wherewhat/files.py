@@ -14,7 +14,7 @@ import stat
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from itertools import takewhile
@@ -72,22 +72,22 @@ def write_file(path: Path, data: bytes, *, through: Path | None = None) -> None:
         file.write(data)
 
 
-def write_parts(path: Path, parts: Sequence[Any]) -> dict[str, JSON]:
+def write_parts(path: Path, parts: Iterable[Any]) -> dict[str, JSON]:
     """Write bytes and arrays to `path` atomically, one after another, and return the file's fingerprint.
 
     It is computed at the same time, from memory; see :func:`fingerprints`.
     """
     digest = hashlib.sha256()
-
-    def add_all() -> None:
-        for part in parts:
-            digest.update(part)
-
     with ThreadPoolExecutor(1) as pool:
-        hashed = pool.submit(add_all)
         with atomic_file(path) as file:
-            file.writelines(parts)
-        hashed.result()
+            hashed: list[Future[None]] = []
+            for part in parts:
+                hashed.append(pool.submit(digest.update, part))
+                file.write(part)
+                if len(hashed) > 2:  # parts may be made while they are written: few of them are in memory
+                    hashed.pop(0).result()
+        for update in hashed:
+            update.result()
     return {"sha256": digest.hexdigest()}
 
 

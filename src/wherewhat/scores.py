@@ -7,6 +7,7 @@ back as the same type. Importing this module does not import torch.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -183,33 +184,7 @@ class Scores:
             controls: Whether controls belong to these scores; those of all documents together may have them in the
                 scores of each document.
         """
-        self._check_layers(of)
-        metrics = self._declared(declared, of)
-        return replace(self._real(of), layers=[layer._real(of) for layer in self.layers])._in_range(
-            metrics, of, controls
-        )
-
-    def _in_range(self, metrics: Mapping[str, Metric], of: str, controls: bool) -> Scores:
-        """Return the scores on the CPU and in float64; raise for values that their declaration does not allow."""
-        import torch
-
-        lengths = [count for part in self for count in part._head_counts(of)]
-        tensors = [x for part in self for x in part.heads.values()]
-        devices = {x.device for x in tensors}
-        if len(devices) > 1 or any(device.type == "mps" for device in devices):  # which has no float64
-            tensors = [x.cpu() for x in tensors]
-        # One transfer for all layers and metrics.
-        if len({x.dtype for x in tensors}) > 1:  # joined, they would lose digits
-            tensors = [x.double() for x in tensors]
-        heads = torch.cat(tensors).detach().double().cpu() if tensors else torch.zeros(0)
-        whole = torch.tensor([value for part in self for value in part.whole.values()], dtype=torch.float64)
-        self._check_values(torch.cat([heads, whole]), torch.tensor([*lengths, *[1] * len(whole)]), metrics, of)
-        pieces = iter(torch.split(heads, lengths))
-        *layers, model = (replace(part, heads={name: next(pieces) for name in part.heads}) for part in self)
-        scores = replace(model, layers=layers, metrics=metrics)
-        if controls:
-            scores._check_controls(of)
-        return scores
+        return _checked([self], declared, of, controls)[0]
 
     def _check_layers(self, of: str) -> None:
         """Raise where a layer has no index of its own, and for values per head that are not of a layer."""
@@ -227,9 +202,13 @@ class Scores:
         if wrong is not None:
             raise MeasureError(f"{of} returned the curve '{wrong}' without names of its dimensions: return a Column")
 
-    def _real(self, of: str) -> Scores:
-        """Return the scores with tensors of heads and floats of layers and the model; raise for other values."""
-        heads = {name: real_tensor(x, f"{of} returned {name}") for name, x in self.heads.items()}
+    def _real(self, of: str) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Return tensors of heads, and floats of the layer or the model; raise for other values."""
+        import torch
+
+        heads: dict[str, Any] = {**self.heads}
+        if not all(type(x) is torch.Tensor and not x.is_complex() for x in heads.values()):
+            heads = {name: real_tensor(x, f"{of} returned {name}") for name, x in heads.items()}
         whole: dict[str, Any] = {**self.whole}
         for name, value in whole.items():
             try:
@@ -237,50 +216,7 @@ class Scores:
             except (TypeError, ValueError, OverflowError, RuntimeError) as error:
                 kind = type(value).__name__
                 raise MeasureError(f"{of} returned {name} as {kind}: return one real number") from error
-        return replace(self, heads=heads, whole=whole)
-
-    def _head_counts(self, of: str) -> list[int]:
-        """Return the number of heads of each metric; raise where they differ, or there is not one value per head."""
-        shapes = [x.shape for x in self.heads.values()]
-        if len(set(shapes)) > 1 or any(len(shape) != 1 for shape in shapes[:1]):
-            sizes = {name: tuple(x.shape) for name, x in self.heads.items()}
-            raise MeasureError(f"{of} returned values per head of different shapes in layer {self.layer}: {sizes}")
-        return [shape[0] for shape in shapes]
-
-    def _check_values(self, values: Tensor, counts: Tensor, metrics: Mapping[str, Metric], of: str) -> None:
-        """Raise for the first value that its declaration does not allow.
-
-        ``values`` are those of heads and then those of layers and the model, ``counts`` their numbers by metric.
-        """
-        import torch
-
-        places = [(part, name) for part in self for name in part.heads] + [
-            (part, name) for part in self for name in part.whole
-        ]
-        if not places:
-            return
-        limits = {name: _limits(metric) for name, metric in metrics.items()}
-        low, high, category = (
-            torch.tensor([limits[name] for _, name in places], dtype=torch.float64).repeat_interleave(counts, 0).T
-        )
-        wrong = values.isinf() | (values < low) | (values > high)
-        wrong |= (category == 1) & (values != values.floor()) & ~values.isnan()
-        if bool(wrong.any()):
-            first = int(wrong.nonzero()[0])
-            place, name = places[int((counts.cumsum(0) > first).nonzero()[0])]
-            raise MeasureError(_outside(metrics[name], float(values[first]), place, of))
-
-    def _declared(self, declared: Iterable[Metric], of: str) -> dict[str, Metric]:
-        """Return the declaration of each metric; raise where one is missing."""
-        known = [*declared]
-        by_name = {name: declaration(name, known) for name in self.names}
-        for name, metric in by_name.items():
-            if metric is None:
-                names = [metric.name for metric in known]
-                raise MeasureError(
-                    f"{of} returned '{name}', which is not one of its metrics: {nearest(str(name), names)}"
-                )
-        return {name: metric for name, metric in by_name.items() if metric is not None}
+        return heads, whole
 
     def _check_controls(self, of: str) -> None:
         """Raise for a metric that is defined somewhere and whose control is missing."""
@@ -290,6 +226,106 @@ class Scores:
             heads = (bool((~part.heads[name].isnan()).any()) for part in self if name in part.heads)
             if any(heads) or any(not math.isnan(part.whole[name]) for part in self if name in part.whole):
                 raise MeasureError(f"{of} returned '{name}' without its control '{metric.control}': return it, or NaN")
+
+
+def checked_each(
+    scores: Sequence[Scores], declared: Iterable[Metric], *, of: str, controls: bool = True
+) -> Iterator[Scores]:
+    """Yield each of several scores as :meth:`Scores.checked` returns it; raise at the first that is refused.
+
+    All are checked at once.
+    """
+    known = [*declared]
+    try:
+        yield from _checked(scores, known, of, controls)
+    except MeasureError:
+        for item in scores:
+            yield item.checked(known, of=of, controls=controls)
+
+
+def _checked(items: Sequence[Scores], declared: Iterable[Metric], of: str, controls: bool) -> list[Scores]:
+    """Return scores on the CPU and in float64; raise for the first wrong value, in the order of the checks."""
+    import torch
+
+    for item in items:
+        item._check_layers(of)
+    metrics = _declared(items, declared, of)
+    real = {id(part): part._real(of) for item in items for part in (item, *item.layers)}
+    parts = [part for item in items for part in item]
+    heads, whole = zip(*(real[id(part)] for part in parts), strict=True)
+    lengths = [count for part, values in zip(parts, heads, strict=True) for count in _head_counts(part, values, of)]
+    tensors = [x for values in heads for x in values.values()]
+    devices = {x.device for x in tensors}
+    if len(devices) > 1 or any(device.type == "mps" for device in devices):  # which has no float64
+        tensors = [x.cpu() for x in tensors]
+    # One transfer for all layers and metrics.
+    if len({x.dtype for x in tensors}) > 1:  # joined, they would lose digits
+        tensors = [x.double() for x in tensors]
+    joined = torch.cat(tensors).detach().double().cpu() if tensors else torch.zeros(0)
+    single = torch.tensor([value for values in whole for value in values.values()], dtype=torch.float64)
+    places = [
+        (part, name) for values in (heads, whole) for part, named in zip(parts, values, strict=True) for name in named
+    ]
+    counts = torch.tensor([*lengths, *[1] * len(single)])
+    _check_values(torch.cat([joined, single]), counts, places, metrics, of)
+    pieces = iter(torch.split(joined, lengths))
+    replaced = iter(
+        [
+            replace(part, heads={name: next(pieces) for name in named}, whole=values)
+            for part, named, values in zip(parts, heads, whole, strict=True)
+        ]
+    )
+    checked = []
+    for item in items:
+        layers = [next(replaced) for _ in item.layers]
+        own = {name: metrics[name] for name in item.names}
+        checked.append(replace(next(replaced), layers=layers, metrics=own))
+        if controls:
+            checked[-1]._check_controls(of)
+    return checked
+
+
+def _declared(items: Sequence[Scores], declared: Iterable[Metric], of: str) -> dict[str, Metric]:
+    """Return the declaration of each metric; raise where one is missing."""
+    known = [*declared]
+    metrics: dict[str, Metric] = {}
+    for name in dict.fromkeys(name for item in items for name in item.names):
+        metric = declaration(name, known)
+        if metric is None:
+            names = [metric.name for metric in known]
+            raise MeasureError(f"{of} returned '{name}', which is not one of its metrics: {nearest(str(name), names)}")
+        metrics[name] = metric
+    return metrics
+
+
+def _head_counts(part: Scores, heads: Mapping[str, Tensor], of: str) -> list[int]:
+    """Return the number of heads of each metric; raise where they differ, or there is not one value per head."""
+    shapes = [x.shape for x in heads.values()]
+    if len(set(shapes)) > 1 or any(len(shape) != 1 for shape in shapes[:1]):
+        sizes = {name: tuple(x.shape) for name, x in heads.items()}
+        raise MeasureError(f"{of} returned values per head of different shapes in layer {part.layer}: {sizes}")
+    return [shape[0] for shape in shapes]
+
+
+def _check_values(
+    values: Tensor, counts: Tensor, places: Sequence[tuple[Scores, str]], metrics: Mapping[str, Metric], of: str
+) -> None:
+    """Raise for the first value that its declaration does not allow; ``counts`` are numbers of values by place."""
+    import torch
+
+    if not places:
+        return
+    limits = {name: _limits(metric) for name, metric in metrics.items()}
+    low, high, category = zip(*(limits[name] for _, name in places), strict=True)
+    least, most = (torch.tensor(x, dtype=torch.float64).repeat_interleave(counts) for x in (low, high))
+    wrong = (values < least) | (values > most)
+    if any(category):
+        coded = torch.tensor(category).repeat_interleave(counts)
+        wrong |= coded & (values != values.floor()) & ~values.isnan()
+    if bool(wrong.any()):
+        first = int(wrong.nonzero()[0])
+        place, name = places[int((counts.cumsum(0) > first).nonzero()[0])]
+        raise MeasureError(_outside(metrics[name], float(values[first]), place, of))
 
 
 _PINNED = 2**29
@@ -349,15 +385,12 @@ def on_cpu(scores: Sequence[Scores], *, pending: PendingCopies | None = None) ->
 
 def _replaced(part: Scores, copies: Mapping[int, Tensor]) -> Scores:
     """Return scores with copies, by their identity, in place of tensors."""
-
-    def read(value: Any) -> Any:
-        return copies.get(id(value), value)
-
+    whole: dict[str, Any] = {**part.whole}
     return replace(
         part,
-        heads={name: read(x) for name, x in part.heads.items()},
-        whole={name: read(x) for name, x in part.whole.items()},
-        curves={name: replace(column, values=read(column.values)) for name, column in part.curves.items()},
+        heads={name: copies.get(id(x), x) for name, x in part.heads.items()},
+        whole={name: copies.get(id(x), x) for name, x in whole.items()},
+        curves={name: replace(x, values=copies.get(id(x.values), x.values)) for name, x in part.curves.items()},
         layers=[_replaced(layer, copies) for layer in part.layers],
     )
 
@@ -416,10 +449,10 @@ def real_tensor(values: Any, what: str) -> Tensor:
 
 def _limits(metric: Metric) -> tuple[float, float, bool]:
     """Return the least and greatest accepted value of a metric, and whether it is a category; codes may be below 0."""
-    if metric.categories:
-        return -math.inf, len(metric.categories) - 1, True
-    low, high = metric.range
-    return low - _ROUNDING, high + _ROUNDING, False
+    low, high = (-math.inf, len(metric.categories) - 1) if metric.categories else metric.range
+    rounding = 0 if metric.categories else _ROUNDING
+    # No infinite value is accepted.
+    return max(low - rounding, -sys.float_info.max), min(high + rounding, sys.float_info.max), bool(metric.categories)
 
 
 def _outside(metric: Metric, value: float, scores: Scores, of: str) -> str:

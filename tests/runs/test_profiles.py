@@ -121,3 +121,25 @@ def test_foreign_and_newer_files_are_refused(tmp_path):
     path.write_bytes(safetensors.torch.save({}, metadata={"wherewhat": newer}))
     with pytest.raises(StoreError, match="schema version 999"):
         ProfileFile(path)
+
+
+def test_curves_of_several_blocks_give_the_same_bytes(tmp_path, monkeypatch):
+    profiles = {f"d/{i}/c": Column(torch.rand(3, 5), ("head", "distance")) for i in range(9)}
+    profiles["d/0/b"] = Column(torch.rand(4, 2, dtype=torch.float64).mT, ("head", "query"))
+    profiles["d/1/b"] = Column(torch.rand(0), ("query",))
+    whole = write_profiles(tmp_path / "whole", profiles)
+    for size in (1, 120):
+        monkeypatch.setattr("wherewhat.runs.schema._BLOCK", size)
+        assert write_profiles(tmp_path / "blocks", profiles) == whole
+        assert (tmp_path / "blocks").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_curves_that_cannot_be_encoded_leave_no_file(tmp_path, monkeypatch):
+    def failing(tensors):
+        yield b"half"
+        raise MemoryError
+
+    monkeypatch.setattr("wherewhat.runs.schema._blocks", failing)
+    with pytest.raises(MemoryError):
+        write_profiles(tmp_path / "file", {"d/0/c": Column(torch.ones(1), ("x",))})
+    assert [*tmp_path.iterdir()] == []

@@ -23,6 +23,10 @@ _SMALLEST = 16
 _HALVINGS = 54
 """Halvings of the interval that contains all eigenvalues; float64 has 53 bits."""
 
+_STEPS = 8
+"""Leading minors computed before they are scaled: each has at most 8 times the size of the two before it, and at least
+1e-18 of that of the one before."""
+
 
 @triton.jit
 def _tridiagonal(matrices, rest, diagonal, beside, d, steps, stride, D: tl.constexpr):
@@ -59,8 +63,15 @@ def _tridiagonal(matrices, rest, diagonal, beside, d, steps, stride, D: tl.const
 
 
 @triton.jit
+def _power(x):
+    """Return the power of two by which a positive number is at least 1 and less than 2."""
+    exponent = x.to(tl.int64, bitcast=True) >> 52
+    return ((2046 - exponent) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
 def _reach(diagonal, beside, matrix, d, i):
-    """Return the bounds of the eigenvalues of a tridiagonal matrix, and a pivot that counts as zero."""
+    """Return a power of two that scales a tridiagonal matrix, and the bounds of its scaled eigenvalues, within ±2."""
     inside = i < d
     middle = tl.load(diagonal + matrix * d + i, mask=inside, other=0.0)
     after = tl.abs(tl.load(beside + matrix * d + i, mask=i < d - 1, other=0.0))
@@ -68,57 +79,70 @@ def _reach(diagonal, beside, matrix, d, i):
     reach = after + before
     lowest = tl.min(tl.where(inside, middle - reach, float("inf")), 0)
     highest = tl.max(tl.where(inside, middle + reach, float("-inf")), 0)
-    # A pivot of zero is replaced by the smallest number that rounding leaves beside the largest eigenvalue.
-    tiny = tl.maximum(tl.maximum(tl.abs(lowest), tl.abs(highest)) * 1e-18, 1e-300)
-    return lowest, highest, tiny
+    scale = _power(tl.minimum(tl.maximum(tl.maximum(tl.abs(lowest), tl.abs(highest)), 1e-300), 1e300))
+    return scale, lowest * scale, highest * scale
 
 
 @triton.jit
-def _below(diagonal, beside, matrix, d, point, tiny):
-    """Return the number of eigenvalues of a tridiagonal matrix below each point."""
-    pivot = tl.load(diagonal + matrix * d) - point
-    pivot = tl.where(tl.abs(pivot) < tiny, -tiny, pivot)
-    below = (pivot < 0).to(tl.int32)
-    for k in range(1, d):
-        entry = tl.load(beside + matrix * d + k - 1)
-        pivot = tl.load(diagonal + matrix * d + k) - point - entry * entry / pivot
-        pivot = tl.where(tl.abs(pivot) < tiny, -tiny, pivot)
-        below += (pivot < 0).to(tl.int32)
+def _below(diagonal, beside, matrix, d, scale, point, STEPS: tl.constexpr):
+    """Return the number of eigenvalues of a scaled tridiagonal matrix below each point.
+
+    It is the number of sign changes among its leading minors. Each follows from the two before it without a division,
+    for which most of the time would be spent; a few steps cannot overflow, and then both are scaled by a power of two.
+    """
+    minor = tl.zeros_like(point) + 1.0
+    last = tl.zeros_like(point)
+    below = tl.zeros(point.shape, tl.int32)
+    for first in range(0, d, STEPS):
+        for step in tl.static_range(STEPS):
+            k = first + step
+            inside = k < d
+            entry = scale * tl.load(beside + matrix * d + k - 1, mask=inside & (k > 0), other=0.0)
+            middle = scale * tl.load(diagonal + matrix * d + k, mask=inside, other=0.0)
+            shifted = tl.where(inside, middle - point, 1.0)
+            following = shifted * minor - (entry * entry) * last
+            # A ratio of zero is replaced by the smallest number that rounding leaves beside the largest eigenvalue.
+            following = tl.where(tl.abs(following) < 1e-18 * tl.abs(minor), -1e-18 * minor, following)
+            below += ((following < 0) != (minor < 0)).to(tl.int32)
+            last, minor = minor, following
+        power = _power(tl.maximum(tl.abs(minor), tl.abs(last)))
+        last *= power
+        minor *= power
     return below
 
 
 @triton.jit
-def _halved(diagonal, beside, values, d, D: tl.constexpr, ROUNDS: tl.constexpr):
+def _halved(diagonal, beside, values, d, D: tl.constexpr, ROUNDS: tl.constexpr, STEPS: tl.constexpr):
     """Find all eigenvalues of one tridiagonal matrix a program, ascending, each in one half of an interval a round.
 
     More parts a round need fewer rounds, and take longer: there are enough matrices to keep the GPU busy.
     """
     matrix = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, D)
-    lowest, highest, tiny = _reach(diagonal, beside, matrix, d, i)
+    scale, lowest, highest = _reach(diagonal, beside, matrix, d, i)
     low = tl.zeros((D,), tl.float64) + lowest
     high = tl.zeros((D,), tl.float64) + highest
     for _ in range(ROUNDS):
         point = 0.5 * (low + high)
-        beyond = _below(diagonal, beside, matrix, d, point, tiny) > i
+        beyond = _below(diagonal, beside, matrix, d, scale, point, STEPS) > i
         high = tl.where(beyond, point, high)
         low = tl.where(beyond, low, point)
-    tl.store(values + matrix * d + i, 0.5 * (low + high), mask=i < d)
+    tl.store(values + matrix * d + i, 0.5 * (low + high) / scale, mask=i < d)
 
 
 @triton.jit
-def _largest(diagonal, beside, values, d, D: tl.constexpr, ROUNDS: tl.constexpr):
+def _largest(diagonal, beside, values, d, D: tl.constexpr, ROUNDS: tl.constexpr, STEPS: tl.constexpr):
     """Find the largest eigenvalue of one tridiagonal matrix a program, in one of D + 1 parts of an interval a round."""
     matrix = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, D)
-    low, high, tiny = _reach(diagonal, beside, matrix, d, i)
+    scale, low, high = _reach(diagonal, beside, matrix, d, i)
     for _ in range(ROUNDS):
         point = low + (high - low) * ((i + 1).to(tl.float64) / (D + 1))
-        beyond = _below(diagonal, beside, matrix, d, point, tiny) == d
+        beyond = _below(diagonal, beside, matrix, d, scale, point, STEPS) == d
         upper = tl.min(tl.where(beyond, point, high), 0)
         low = tl.max(tl.where(beyond, low, point), 0)
         high = upper
-    tl.store(values + matrix, 0.5 * (low + high))
+    tl.store(values + matrix, 0.5 * (low + high) / scale)
 
 
 def symmetric_eigenvalues(matrices: Tensor) -> Tensor:
@@ -127,7 +151,8 @@ def symmetric_eigenvalues(matrices: Tensor) -> Tensor:
     (count, d), padded = diagonal.shape, _padded(diagonal.shape[1])
     values = torch.empty_like(diagonal)
     if count:
-        _halved[(count,)](diagonal, beside, values, d, D=padded, ROUNDS=_HALVINGS, num_warps=max(1, padded // 32))
+        shape = {"D": padded, "ROUNDS": _HALVINGS, "STEPS": _STEPS}
+        _halved[(count,)](diagonal, beside, values, d, **shape, num_warps=max(1, padded // 32))
     return values
 
 
@@ -138,7 +163,8 @@ def largest_eigenvalues(matrices: Tensor) -> Tensor:
     values = diagonal.new_empty(count)
     if count:
         rounds = math.ceil(_HALVINGS / math.log2(padded + 1))
-        _largest[(count,)](diagonal, beside, values, d, D=padded, ROUNDS=rounds, num_warps=max(1, padded // 32))
+        shape = {"D": padded, "ROUNDS": rounds, "STEPS": _STEPS}
+        _largest[(count,)](diagonal, beside, values, d, **shape, num_warps=max(1, padded // 32))
     return values
 
 

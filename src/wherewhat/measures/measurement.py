@@ -412,7 +412,7 @@ def measure_pass(
             layer = replace(layer, key_mixing=mixing.get(layer.layer))
         # A sum is finite if all its terms are, and is a single kernel.
         sums = [x.sum(dtype=torch.promote_types(x.dtype, torch.float32)) for x in (layer.rot_q, layer.rot_k)]
-        finite[layer.layer] = torch.stack(sums).isfinite().all()
+        finite[layer.layer] = pending.read(torch.stack(sums).isfinite().all())
         for reading in readings:
             reading.add(layer, texts, pending)
 

@@ -47,6 +47,7 @@ from wherewhat.options import checked
 from wherewhat.runs.schema import (
     SCHEMA_VERSION,
     ProfileFile,
+    encode_profiles,
     encode_scores,
     is_current,
     join_curves,
@@ -422,8 +423,9 @@ class RunDirectory:
             folders = [self._part(key) for key in wanted if key not in new]
             curves = [stored_curves(ProfileFile(folder / PROFILES)) for folder in folders]
             curves += [score_profiles(part.scores, part.document) for part in new.values()]
+            blocks = encode_profiles(join_curves(curves))
             with ThreadPoolExecutor(1) as pool:  # curves are written and hashed while the score table is encoded
-                profiles = pool.submit(write_profiles, self.path / PROFILES, join_curves(curves))
+                profiles = pool.submit(write_parts, self.path / PROFILES, blocks)
                 tables = [read_scores(folder / SCORES) for folder in folders if (folder / SCORES).exists()]
                 table = self._table({part.document: part.scores for part in new.values()})
                 if tables:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -34,7 +34,7 @@ from wherewhat.progress import Progress, counted, duration
 from wherewhat.runs.directory import NewPart, Provenance, RunDirectory, model_provenance
 from wherewhat.runs.request import Input, Request
 from wherewhat.runs.subject import ModelSubject, memory, texts_at_once
-from wherewhat.scores import Scores
+from wherewhat.scores import Scores, checked_each
 from wherewhat.text.documents import Document
 
 _TOGETHER = "\n"
@@ -116,15 +116,18 @@ class Job:
         self.outcome = outcome
         self._lock.close()
 
-    def save(self, key: str, scores: Scores, *, seconds: float) -> None:
-        """Check and store the scores of a part."""
+    def checked(self, scores: Mapping[str, Scores]) -> Iterator[tuple[str, Scores]]:
+        """Yield parts with their scores once these are checked; raise at the first that is refused."""
+        alone = self.across or _TOGETHER not in scores
+        metrics = declared_metrics(self.measurement, self.config)
+        each = checked_each([*scores.values()], metrics, of=self.measurement.name, controls=alone)
+        return zip(scores, each, strict=True)
+
+    def save(self, key: str, checked: Scores, *, seconds: float) -> None:
+        """Store the checked scores of a part."""
         document = None if key == _TOGETHER else key
-        alone = document is not None or self.across
-        checked = scores.checked(
-            declared_metrics(self.measurement, self.config), of=self.measurement.name, controls=alone
-        )
         # Scores of all documents together may need what was not stored, such as curves.
-        if not checked.names and not (document is None and defines(self.measurement, "combine")):
+        if not checked.metrics and not (document is None and defines(self.measurement, "combine")):
             raise TextError(f"{document or 'the documents together'} gave no scores")
         if self._at_once:
             self._new[key] = NewPart(checked, document, seconds)
@@ -146,7 +149,9 @@ class Job:
                     ]
                     with computing_on(self.prepared.loaded.device):
                         scores = as_scores(measurement, measurement.combine(parts, self.config))
-                    self.save(_TOGETHER, scores, seconds=time.perf_counter() - started)
+                    seconds = time.perf_counter() - started
+                    for key, checked in self.checked({_TOGETHER: scores}):
+                        self.save(key, checked, seconds=seconds)
                 texts = [item.document for item in self.inputs.values()]
                 provenance = _provenance(self.subject, texts, self.request.model.revision)
                 self.directory.finish(self._keys, provenance=provenance, parts=self._new)
@@ -246,9 +251,9 @@ class Batch:
                 if isinstance(outcome, WherewhatError):
                     raise outcome
                 with job.writing():
-                    for key, scores in zip([_TOGETHER] if job.across else keys, outcome, strict=True):
-                        if key in job.missing:
-                            job.save(key, scores, seconds=seconds)
+                    scores = dict(zip([_TOGETHER] if job.across else keys, outcome, strict=True))
+                    for key, checked in job.checked({key: scores[key] for key in scores if key in job.missing}):
+                        job.save(key, checked, seconds=seconds)
             except WherewhatError as error:
                 job.end(error)
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wherewhat.errors import StoreError
-from wherewhat.files import JSON, canonical_json, explain, open_regular, write_parts
+from wherewhat.files import JSON, explain, open_regular, plain_json, write_parts
 from wherewhat.scores import MODEL, Column, Metric, Scores
 
 if TYPE_CHECKING:
@@ -390,6 +390,10 @@ _ORDER = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL")
 """The order in which safetensors stores types."""
 
 
+_BLOCK = 2**23
+"""Most bytes of curves that are copied to be written at once."""
+
+
 def profile_name(document: str | None, layer: int, curve: str) -> str:
     """Return the name of a curve: `<document>/<layer>/<curve>`, with `-` for no document and for the whole model."""
     if not curve or "/" in curve:
@@ -403,32 +407,58 @@ def score_profiles(scores: Scores, document: str | None) -> dict[str, Column]:
 
 
 def write_profiles(path: Path, profiles: Mapping[str, Column]) -> dict[str, JSON]:
-    """Write curves atomically, as safetensors does without copies of them, and return the file's fingerprint.
+    """Write curves atomically, as safetensors does, and return the file's fingerprint."""
+    return write_parts(path, encode_profiles(profiles))
+
+
+def encode_profiles(profiles: Mapping[str, Column]) -> Iterator[Any]:
+    """Return curves as the blocks of bytes of a safetensors file, each of which is made when it is asked for.
 
     The bytes depend on names, axes and values alone.
     """
-    import torch
-
-    ordered: list[tuple[int, str, str, list[int], Any]] = []
+    ordered: list[tuple[int, str, str, Tensor]] = []
     for name, column in profiles.items():
         _check_name(name)
-        values = column.values.detach().cpu().contiguous()
-        dtype = str(values.dtype).removeprefix("torch.")
-        if dtype not in _DTYPES:
-            raise StoreError(f"the curve {name!r} has type {dtype}: use one of {', '.join(_DTYPES)}")
-        content = values.reshape(-1).view(torch.uint8).numpy()
-        ordered.append((_ORDER.index(_DTYPES[dtype]), name, _DTYPES[dtype], list(values.shape), content))
+        values = column.values.detach().cpu()
+        kind = str(values.dtype).removeprefix("torch.")
+        if kind not in _DTYPES:
+            raise StoreError(f"the curve {name!r} has type {kind}: use one of {', '.join(_DTYPES)}")
+        ordered.append((_ORDER.index(_DTYPES[kind]), name, _DTYPES[kind], values))
     ordered.sort(key=lambda entry: entry[:2])
-    axes = {name: list(profiles[name].axes) for name in profiles}
-    details = canonical_json({"axes": axes, VERSION_KEY: SCHEMA_VERSION})
+    axes = {name: list(column.axes) for name, column in profiles.items()}
+    first: dict[tuple[str, ...], str] = {}  # thousands of curves have a few axes, which are checked once each
+    for name, of_curve in axes.items():
+        first.setdefault(tuple(of_curve), name)
+    plain_json({"axes": {name: axes[name] for name in first.values()}})
+    content = {"axes": axes, VERSION_KEY: SCHEMA_VERSION}
+    details = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     header: dict[str, Any] = {"__metadata__": {_METADATA_KEY: details}}
     end = 0
-    for _, name, dtype, shape, content in ordered:
-        start, end = end, end + content.nbytes
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    for _, name, dtype, values in ordered:
+        start, end = end, end + values.nbytes
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [start, end]}
     encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     encoded += b" " * (-len(encoded) % 8)
-    return write_parts(path, [len(encoded).to_bytes(8, "little"), encoded, *(entry[-1] for entry in ordered)])
+    return chain([len(encoded).to_bytes(8, "little") + encoded], _blocks([entry[-1] for entry in ordered]))
+
+
+def _blocks(tensors: Sequence[Tensor]) -> Iterator[Any]:
+    """Yield the bytes of tensors, small ones of one type joined: a thread waits for others after every call."""
+    import torch
+
+    start = 0
+    while start < len(tensors):
+        size, end = tensors[start].nbytes, start + 1
+        while end < len(tensors) and tensors[end].dtype == tensors[start].dtype:
+            size += tensors[end].nbytes
+            if size > _BLOCK:
+                break
+            end += 1
+        block = (
+            torch.cat([x.reshape(-1) for x in tensors[start:end]]) if end > start + 1 else tensors[start].reshape(-1)
+        )
+        yield block.view(torch.uint8).numpy()
+        start = end
 
 
 def stored_curves(file: ProfileFile) -> dict[str, Column]:

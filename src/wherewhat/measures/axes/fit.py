@@ -15,7 +15,7 @@ from torch import Tensor
 from wherewhat.captures.attention import LayerAttention
 from wherewhat.errors import MeasureError
 from wherewhat.measures.axes import HIGH_R, AxesConfig, Method
-from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre
+from wherewhat.measures.axes.margins import Logits, bilinear_margins, blocked_margins, centre, has_kernels
 from wherewhat.measures.axes.solver import SUBSETS, Band, Margins, SubsetFits, distance_error, fit_subsets
 from wherewhat.measures.graphs import launched
 from wherewhat.measures.tensors import by_text, check_heads, check_single_text, scores_by_text, token_ranks
@@ -128,8 +128,8 @@ def fit_axes(
     if method == "linear" and not bilinear:
         raise MeasureError("method='linear' needs bilinear logits: leave out softcap and bias, or use 'auto'")
     if method == "auto":
-        # Short texts and narrow windows: computing the logits is faster than the sums in linear time.
-        short = min(side, 2 * width) <= 6 * max(64, q.shape[-1])
+        # Short texts and narrow windows: computing the logits is faster than the sums in linear time without kernels.
+        short = min(side, 2 * width) <= 6 * max(64, q.shape[-1]) and not (whole and has_kernels(q))
         method = "linear" if bilinear and not short else "blocked"
     band = Band(side, width, q.device)
 

@@ -90,7 +90,7 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
     heads, n, d = q.shape
     groups = heads // k.shape[0]
     band = Band(n, width, q.device)
-    if width == n and _has_kernels(q):
+    if width == n and has_kernels(q):
         from wherewhat.measures.axes.margins_cuda import triangle_margins
 
         sums, squares, rows, columns = triangle_margins(q, k)
@@ -105,7 +105,7 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
     return Margins(band, sums, squares), rows, columns
 
 
-def _has_kernels(q: Tensor) -> bool:
+def has_kernels(q: Tensor) -> bool:
     """Whether ``q`` is on a GPU, supported by the kernels, and long enough for them to be faster."""
     if q.numel() < 2**22 or not has_triton(q.device):
         return False

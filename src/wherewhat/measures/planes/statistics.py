@@ -188,7 +188,8 @@ def _phases(z: Tensor, planes: Planes, n: int) -> dict[str, Tensor]:
     size = planes.size(z)
     mean_size = size.sum((0, -2)) / n
     # A vector of length zero has no direction and contributes none.
-    mean_unit = (z / planes.spread(size.clamp_min_(1e-300))).sum((0, -2)) / n
+    by_size = planes.spread(size.clamp_min_(1e-300).reciprocal_())[..., None]
+    mean_unit = torch.view_as_complex((torch.view_as_real(z) * by_size).sum((0, -3))) / n
     alignment = planes.size(z.sum((0, -2)) / n) / mean_size.clamp_min(1e-300)
     turned = len(planes.turning)
     direction = pad(mean_unit[..., :turned].angle(), (0, planes.count - turned), value=torch.nan)

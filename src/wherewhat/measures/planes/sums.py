@@ -68,10 +68,14 @@ def band_sums(q: Tensor, k: Tensor, band: Band, *, by_dimension: bool = True) ->
 def band_totals(q: Tensor, k: Tensor, band: Band) -> Tensor:
     """Return sums of each dimension's part of the logits, ``(..., heads, d)``; arguments as for :func:`band_sums`."""
     n, width = band.n, band.width
-    through = _tokens(k, n).cumsum(-2)
+    # Sums of the keys before each chunk, and within it by a product: a sum along tokens uses few threads of a GPU.
+    of_chunks = k.sum(-2, keepdim=True)
+    through = k.new_ones(k.shape[-2], k.shape[-2]).tril() @ k + (of_chunks.cumsum(0) - of_chunks)
     if width < n:
-        through = torch.cat([through[..., :width, :], through[..., width:, :] - through[..., :-width, :]], -2)
-    return (q * chunked(through, q.shape[-2])[..., None, :, :]).sum((0, -2))
+        until = _tokens(through, n)
+        until = torch.cat([until[..., :width, :], until[..., width:, :] - until[..., :-width, :]], -2)
+        through = chunked(until, q.shape[-2])
+    return (q * through[..., None, :, :]).sum((0, -2))
 
 
 def _triangle(q: Tensor, k: Tensor, n: int, by_dimension: bool) -> BandSums:
