@@ -15,16 +15,18 @@ and for ``score`` beside new ones.
 
 **On a GPU.** A step of one token of each text starts about 45 kernels per layer for the unmodified model, 75 to 140 for
 most methods and 200 for near-far, and Python takes longer to start most of them than the GPU to run them: in 30 layers
-about 9, 16 to 29 and 42 ms. Reading the prompts takes less time than that. So let three processes share the GPU, each
-with a share of the batches, and give each batch as many tokens as memory allows. A token takes ``4 · layers · kv_heads
-· head_dim`` bytes in bfloat16, and under a method that rotates keys as many again: 46 KB for SmolLM2, 45 for
-TinyLlama. InfLLM, which also keeps sums in float64, and plans have batches of a quarter of the tokens. In order of what
-they tell::
+20, 50 and 85 ms on a CPU of 2.5 GHz. Reading the prompts takes less time than that. So let several processes share the
+GPU, after ``nvidia-cuda-mps-control -d``: without it they take turns, and each value that Python reads waits for a
+turn. Give each process methods of its own where there are enough, since a share of the batches has as many steps as
+all of them, and each batch the tokens of one task at least. A token takes ``4 · layers · kv_heads · head_dim`` bytes in
+bfloat16, and under a method that rotates keys as many again: 46 KB for SmolLM2, 45 for TinyLlama; a process of SmolLM2
+with batches of 220,000 tokens takes 26 GB. InfLLM, which also keeps sums in float64, and plans have batches of a
+quarter of the tokens. In order of what they tell::
 
-    answers() {  # model, name, options: at most 8 minutes of three processes; the same call continues them
-        for i in 1 2 3; do
-            python benchmarks/ruler.py answers "$1" --prompts "ruler/$2" --out "$2.$i.jsonl" --name "$2" --share $i/3 \
-                --answered "$2".?.jsonl --device cuda --dtype bfloat16 --batch 600000 --minutes 8 "${@:3}" &
+    answers() {  # model, name, options: at most 8 minutes of six processes; the same call continues them
+        for i in 1 2 3 4 5 6; do
+            python benchmarks/ruler.py answers "$1" --prompts "ruler/$2" --out "$2.$i.jsonl" --name "$2" --share $i/6 \
+                --answered "$2".?.jsonl --device cuda --dtype bfloat16 --batch 160000 --minutes 8 "${@:3}" &
         done
         wait
     }
@@ -555,7 +557,7 @@ tokens in 24 ms (docs/scaling.md), which is 390e12; narrower models are slower."
 _STEP_KERNELS = {UNMODIFIED: 45, "sliding-window": 75, "infllm": 140, "near-far": 200, PLANNED: 200}
 """Kernels per layer of a step: operations that were counted on a CPU, without views."""
 _OTHER_KERNELS = 130
-_KERNEL = 7e-6
+_KERNEL = 15e-6
 """Seconds in which Python starts a kernel, which takes longer than most of these kernels."""
 
 

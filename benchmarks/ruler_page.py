@@ -11,6 +11,7 @@ from variants import PLANNED
 from wherewhat.errors import WherewhatError
 from wherewhat.lengths import METHODS
 from wherewhat.measures.statistics import Interval, share_bounds
+from wherewhat.progress import counted
 
 ABLE = 50.0
 """Score of the unmodified model within its trained length below which a task says nothing about methods."""
@@ -151,7 +152,7 @@ def _summary(
     difference = "" if change is None else f"{change.mean:+.0f} ({change.low:+.0f} to {change.high:+.0f})"
     some = "" if len(tasks) == len(able) else f", {len(tasks)} of them"
     each = found["seconds"] / sum(map(len, scores.values()))
-    return [f"{_shown(own)}{some}", ratio, difference, f"{_shown(whole)}, {len(scores)} tasks", f"{each:.2f}"]
+    return [f"{_shown(own)}{some}", ratio, difference, f"{_shown(whole)}, {counted(len(scores), 'task')}", f"{each:.2f}"]
 
 
 def _tasks(cell: Mapping[str, Any], able: Sequence[str]) -> list[str]:

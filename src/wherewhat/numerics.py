@@ -6,7 +6,7 @@ import importlib.util
 import random
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
@@ -86,19 +86,22 @@ def computing_device() -> torch.device:
 
 
 @contextmanager
-def few_threads(model: nn.Module) -> Iterator[None]:
-    """Use one thread for a small model on a CPU inside the context: its tensors are shorter than a thread's start."""
+def one_thread() -> Iterator[None]:
+    """Use one thread of the CPU inside the context."""
     before = torch.get_num_threads()
-    weights = list(model.parameters())
-    on_cpu = all(weight.device.type == "cpu" for weight in weights)
-    small = on_cpu and sum(weight.numel() for weight in weights) < _SMALL
-    if small:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        if small:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
+
+
+def few_threads(model: nn.Module) -> AbstractContextManager[None]:
+    """Use one thread for a small model on a CPU inside the context: its tensors are shorter than a thread's start."""
+    weights = list(model.parameters())
+    on_cpu = all(weight.device.type == "cpu" for weight in weights)
+    small = on_cpu and sum(weight.numel() for weight in weights) < _SMALL
+    return one_thread() if small else nullcontext()
 
 
 _SMALL = 20_000_000

@@ -17,7 +17,7 @@ from wherewhat.errors import CaptureError, LoadError, MeasureError, TooLargeErro
 from wherewhat.files import JSON
 from wherewhat.measures.measurement import Text, find_measurement
 from wherewhat.models.loaded import LoadedModel, evaluation
-from wherewhat.numerics import new_process_settings, weight_dtypes
+from wherewhat.numerics import new_process_settings, one_thread, weight_dtypes
 from wherewhat.options import build_config
 from wherewhat.progress import Progress, Silent
 from wherewhat.runs.directory import RunDirectory
@@ -272,6 +272,9 @@ def measure_together(
             stack.enter_context(job.held(on_wait=progress.say))
         stack.enter_context(new_process_settings(weight_dtypes(loaded.model)))
         stack.enter_context(evaluation(loaded.model))
+        if all(device.startswith("cuda") for device in loaded.device.split("+")):
+            # What is left to the CPU is short: further threads would only wait, and slow down those that launch and hash.
+            stack.enter_context(one_thread())
         proof = models.proof()
         for job in jobs:
             job.begin(ModelSubject(loaded, proof, chunk=job.request.chunk, offload=job.request.offload), again=again)

@@ -443,22 +443,21 @@ def encode_profiles(profiles: Mapping[str, Column]) -> Iterator[Any]:
 
 
 def _blocks(tensors: Sequence[Tensor]) -> Iterator[Any]:
-    """Yield the bytes of tensors, small ones of one type joined: a thread waits for others after every call."""
+    """Yield the bytes of tensors, small ones joined: a thread waits for others after every call."""
+    import numpy as np
     import torch
 
-    start = 0
-    while start < len(tensors):
-        size, end = tensors[start].nbytes, start + 1
-        while end < len(tensors) and tensors[end].dtype == tensors[start].dtype:
-            size += tensors[end].nbytes
-            if size > _BLOCK:
-                break
-            end += 1
-        block = (
-            torch.cat([x.reshape(-1) for x in tensors[start:end]]) if end > start + 1 else tensors[start].reshape(-1)
-        )
-        yield block.view(torch.uint8).numpy()
-        start = end
+    block: list[Any] = []
+    size = 0
+    for tensor in tensors:
+        content = tensor.reshape(-1).view(torch.uint8).numpy()
+        if block and size + len(content) > _BLOCK:
+            yield np.concatenate(block) if len(block) > 1 else block[0]
+            block, size = [], 0
+        block.append(content)
+        size += len(content)
+    if block:
+        yield np.concatenate(block) if len(block) > 1 else block[0]
 
 
 def stored_curves(file: ProfileFile) -> dict[str, Column]:
