@@ -152,7 +152,13 @@ def _summary(
     difference = "" if change is None else f"{change.mean:+.0f} ({change.low:+.0f} to {change.high:+.0f})"
     some = "" if len(tasks) == len(able) else f", {len(tasks)} of them"
     each = found["seconds"] / sum(map(len, scores.values()))
-    return [f"{_shown(own)}{some}", ratio, difference, f"{_shown(whole)}, {counted(len(scores), 'task')}", f"{each:.2f}"]
+    return [
+        f"{_shown(own)}{some}",
+        ratio,
+        difference,
+        f"{_shown(whole)}, {counted(len(scores), 'task')}",
+        f"{each:.2f}",
+    ]
 
 
 def _tasks(cell: Mapping[str, Any], able: Sequence[str]) -> list[str]:

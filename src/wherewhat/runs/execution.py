@@ -273,7 +273,7 @@ def measure_together(
         stack.enter_context(new_process_settings(weight_dtypes(loaded.model)))
         stack.enter_context(evaluation(loaded.model))
         if all(device.startswith("cuda") for device in loaded.device.split("+")):
-            # What is left to the CPU is short: further threads would only wait, and slow down those that launch and hash.
+            # What is left to the CPU is short: more threads would only wait, and slow down those that launch and hash.
             stack.enter_context(one_thread())
         proof = models.proof()
         for job in jobs:
