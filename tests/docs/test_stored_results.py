@@ -85,3 +85,45 @@ def test_the_distance_of_far_keys_has_the_numbers_of_the_variants(name, quarter,
             each = [interval([numbers[metric] for numbers in measured]) for metric in metrics]
             cells = " | ".join(f"{x.mean:.3f} ± {x.reach:.3f}" for x in each)
             assert f"| {cells} |" in page, (length, method)
+
+
+CHOICES = {
+    "near-far, defaults": "near-far",
+    "near-far, far keys at T / 4": "near-far:distance={quarter}",
+    "near-far, window T / 4, far keys at 3 T / 8, first keys in place": (
+        "near-far:window={quarter},distance={three_eighths},sink_distance={last}"
+    ),
+    "near-far, window T / 4, far keys at T / 2, first keys in place": (
+        "near-far:window={quarter},distance={half},sink_distance={last}"
+    ),
+    "self-extend": "self-extend",
+    "yarn": "yarn",
+    "rerope": "rerope",
+}
+
+
+def test_rises_beside_scores_of_ruler_are_those_measured():
+    page = (ROOT / "docs" / "lengths.md").read_text("utf-8").split("### No choice is the best everywhere")[1]
+    rows = rows_of(page.split("\n\n")[2])
+    rows = {title: rows[title] for title in CHOICES}
+    found: dict[str, list[str]] = {title: [] for title in CHOICES}
+    able = {"smollm2-135m": "single_1 single_2", "tinyllama-1.1b": "single_1 single_2 single_3 multikey_1 multiquery"}
+    for name, tasks in able.items():
+        ruler = json.loads((ROOT / "studies" / "ruler" / f"{name}.json").read_text("utf-8"))
+        trained, folder = ruler["trained"], ROOT / "studies" / "lengths"
+        sizes = {"quarter": trained // 4, "three_eighths": 3 * trained // 8, "half": trained // 2, "last": trained - 1}
+        file = f"{name.split('-')[0]}.json"
+        usual, varied = (
+            json.loads((path / file).read_text("utf-8"))["lengths"] for path in (folder, folder / "variants")
+        )
+        for multiple in (2, 4):
+            answered = ruler["lengths"][str(multiple * trained)]["methods"]
+            for title, method in CHOICES.items():
+                documents = (varied if ":" in method else usual)[str(multiple)].values()
+                chosen = method.format(**sizes)
+                rises = [document["methods"][chosen]["loss_rise"] for document in documents]
+                scores = answered.get(chosen, {"scores": {}})["scores"]
+                means = [sum(scores[f"niah_{task}"]) / len(scores[f"niah_{task}"]) for task in tasks.split() if scores]
+                shown = f"{sum(rises) / len(rises):.3f}"
+                found[title].append(f"{shown}, {sum(means) / len(means):.0f}" if means else shown)
+    assert rows == found
