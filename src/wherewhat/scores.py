@@ -247,6 +247,8 @@ def _checked(items: Sequence[Scores], declared: Iterable[Metric], of: str, contr
     """Return scores on the CPU and in float64; raise for the first wrong value, in the order of the checks."""
     import torch
 
+    if not items:
+        return []
     for item in items:
         item._check_layers(of)
     metrics = _declared(items, declared, of)

@@ -127,11 +127,21 @@ def test_curves_of_several_blocks_give_the_same_bytes(tmp_path, monkeypatch):
     profiles = {f"d/{i}/c": Column(torch.rand(3, 5), ("head", "distance")) for i in range(9)}
     profiles["d/0/b"] = Column(torch.rand(4, 2, dtype=torch.float64).mT, ("head", "query"))
     profiles["d/1/b"] = Column(torch.rand(0), ("query",))
+    strided = [
+        torch.rand(6)[::2],
+        torch.rand(3, 4)[:, 0],
+        torch.rand(1).expand(5),
+        torch.ones(4, dtype=torch.bool)[::2],
+    ]
+    strided.append(torch.randn(3, dtype=torch.complex64).conj().imag)  # negated when it is read
+    profiles |= {f"d/2/{i}": Column(values, ("query",)) for i, values in enumerate(strided)}
     whole = write_profiles(tmp_path / "whole", profiles)
     for size in (1, 120):
         monkeypatch.setattr("wherewhat.runs.schema._BLOCK", size)
         assert write_profiles(tmp_path / "blocks", profiles) == whole
         assert (tmp_path / "blocks").read_bytes() == (tmp_path / "whole").read_bytes()
+    read = ProfileFile(tmp_path / "whole")
+    assert all(torch.equal(read[f"d/2/{i}"], values) for i, values in enumerate(strided))
 
 
 def test_curves_that_cannot_be_encoded_leave_no_file(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import dataclasses
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -272,19 +272,20 @@ def measure_together(
             stack.enter_context(job.held(on_wait=progress.say))
         stack.enter_context(new_process_settings(weight_dtypes(loaded.model)))
         stack.enter_context(evaluation(loaded.model))
-        if all(device.startswith("cuda") for device in loaded.device.split("+")):
-            # What is left to the CPU is short: more threads would only wait, and slow down those that launch and hash.
-            stack.enter_context(one_thread())
         proof = models.proof()
         for job in jobs:
             job.begin(ModelSubject(loaded, proof, chunk=job.request.chunk, offload=job.request.offload), again=again)
             if expected is None:
                 progress.say(job.estimate(progress))
+        # A GPU leaves little to the CPU: more threads would only wait, and slow down those that launch and hash.
+        on_gpu = all(device.startswith("cuda") for device in loaded.device.split("+"))
+        threads = one_thread if on_gpu else nullcontext
         batches = batches_of(jobs)
         for batch in progress.track(batches, Batch.label, [batch.seconds for batch in batches]):
-            batch.measure()
-            for job in [job for job in batch.jobs if not job.ended and not job.missing]:
-                job.finish()
+            with threads():
+                batch.measure()
+                for job in [job for job in batch.jobs if not job.ended and not job.missing]:
+                    job.finish()
             yield from _ended(waiting)
         for job in jobs:  # those whose parts were all there
             if not job.ended:

@@ -426,9 +426,9 @@ def encode_profiles(profiles: Mapping[str, Column]) -> Iterator[Any]:
         ordered.append((_ORDER.index(_DTYPES[kind]), name, _DTYPES[kind], values))
     ordered.sort(key=lambda entry: entry[:2])
     axes = {name: list(column.axes) for name, column in profiles.items()}
-    first: dict[tuple[str, ...], str] = {}  # thousands of curves have a few axes, which are checked once each
+    first: dict[str, str] = {}  # thousands of curves have a few axes, which are checked once each
     for name, of_curve in axes.items():
-        first.setdefault(tuple(of_curve), name)
+        first.setdefault(repr(of_curve), name)
     plain_json({"axes": {name: axes[name] for name in first.values()}})
     content = {"axes": axes, VERSION_KEY: SCHEMA_VERSION}
     details = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -450,7 +450,7 @@ def _blocks(tensors: Sequence[Tensor]) -> Iterator[Any]:
     block: list[Any] = []
     size = 0
     for tensor in tensors:
-        content = tensor.reshape(-1).view(torch.uint8).numpy()
+        content = tensor.resolve_neg().reshape(-1).contiguous().view(torch.uint8).numpy()
         if block and size + len(content) > _BLOCK:
             yield np.concatenate(block) if len(block) > 1 else block[0]
             block, size = [], 0

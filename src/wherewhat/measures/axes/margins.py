@@ -107,7 +107,8 @@ def bilinear_margins(q: Tensor, k: Tensor, width: int, *, dtype: torch.dtype) ->
 
 def has_kernels(q: Tensor) -> bool:
     """Whether ``q`` is on a GPU, supported by the kernels, and long enough for them to be faster."""
-    if q.numel() < 2**22 or not has_triton(q.device):
+    most = 2**16 - 1  # a GPU's limit to the programs that differ in the head
+    if q.numel() < 2**22 or q.shape[0] > most or not has_triton(q.device):
         return False
     from wherewhat.measures.axes.margins_cuda import applies
 
