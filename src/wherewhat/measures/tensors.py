@@ -416,3 +416,12 @@ def largest_eigenvalue(matrices: Tensor) -> Tensor:
         if matrices.shape[-1] <= LARGEST:
             return largest_eigenvalues(matrices.flatten(0, -3)).view(matrices.shape[:-2])
     return eigenvalues(matrices)[..., -1]
+
+
+def dots(x: Tensor, y: Tensor) -> Tensor:
+    """Return the sums of products of matrices ``(count, n, d)`` float64, ``(count,)``; ``x`` is changed."""
+    if has_triton(x.device):
+        from wherewhat.measures import sums_cuda
+
+        return sums_cuda.dots(x, y)
+    return x.mul_(y).sum((-1, -2))

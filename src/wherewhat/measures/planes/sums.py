@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wherewhat.measures.axes.solver import Band
-from wherewhat.measures.tensors import chunk_size, chunked
+from wherewhat.measures.tensors import chunk_size, chunked, dots
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def _triangle(q: Tensor, k: Tensor, n: int, by_dimension: bool) -> BandSums:
         parts[len(flat) - len(grams) :].baddbmm_(later, grams)
         products = parts.mul_(flat).view(q.shape).sum((0, -2))
     else:
-        between = (later @ grams).mul_(later).view(chunks - 1, *lead, heads, size * d).sum((0, -1))
+        products = dots((later @ grams).view(-1, size, d), later.view(-1, size, d))
+        between = products.view(chunks - 1, *lead, heads).sum(0)
         within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square().sum(0)
         products = (within + between)[..., None]
     return BandSums(

@@ -37,7 +37,7 @@ from wherewhat.measures.axes.solver import Band
 from wherewhat.measures.measurement import Subject
 from wherewhat.measures.split import LEAST_DOCUMENTS, SplitConfig
 from wherewhat.measures.split.statistics import Estimate, Others, PositionSums, check_vectors, jackknife_error
-from wherewhat.measures.tensors import check_single_text, chunk_size, chunked, defined
+from wherewhat.measures.tensors import check_single_text, chunk_size, chunked, defined, dots
 from wherewhat.numerics import has_triton
 from wherewhat.scores import Column, Scores, on_cpu, without
 
@@ -260,7 +260,7 @@ def _triangle_sums(queries: tuple[Tensor, Tensor], keys: Sequence[Tensor], own: 
     assert squares is not None
     earlier = earlier.view(chunks - 1, kv_heads, d, d).cumsum(0).flatten(0, 1)  # of all chunks before the second one, …
     later = flat[kv_heads:]
-    products = _dots(*(torch.unflatten(x, 1, (groups, size)).flatten(0, 1) for x in (later @ earlier, later)))
+    products = dots(*(torch.unflatten(x, 1, (groups, size)).flatten(0, 1) for x in (later @ earlier, later)))
     between = products.view(chunks - 1, kv_heads, groups).sum(0)
     return torch.stack([squares + between, *sums])
 
@@ -268,20 +268,11 @@ def _triangle_sums(queries: tuple[Tensor, Tensor], keys: Sequence[Tensor], own: 
 def _lower_sums(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return sums of squares and of entries on and below the diagonal of ``x`` ``(..., n, n)``, which is changed."""
     if has_triton(x.device):
-        from wherewhat.measures.split.sums_cuda import triangle_sums
+        from wherewhat.measures.sums_cuda import triangle_sums
 
         return triangle_sums(x)
     x.tril_()
     return torch.linalg.vector_norm(x, dim=(-1, -2)).square(), x.sum((-1, -2))
-
-
-def _dots(x: Tensor, y: Tensor) -> Tensor:
-    """Return the sums of products of matrices ``(count, n, d)``, ``(count,)``; ``x`` is changed."""
-    if has_triton(x.device):
-        from wherewhat.measures.split.sums_cuda import dots
-
-        return dots(x, y)
-    return x.mul_(y).sum((-1, -2))
 
 
 def _rest(x: Tensor, parts: Tensor) -> Tensor:
