@@ -17,11 +17,11 @@ and for ``score`` beside new ones.
 most methods and 200 for near-far, and Python takes longer to start most of them than the GPU to run them: in 30 layers
 20, 50 and 85 ms on a CPU of 2.5 GHz. Reading the prompts takes less time than that. So let several processes share the
 GPU, after ``nvidia-cuda-mps-control -d``: without it they take turns, and each value that Python reads waits for a
-turn. Give each process methods of its own where there are enough, since a share of the batches has as many steps as
-all of them, and each batch the tokens of one task at least. A token takes ``4 · layers · kv_heads · head_dim`` bytes in
-bfloat16, and under a method that rotates keys as many again: 46 KB for SmolLM2, 45 for TinyLlama; a process of SmolLM2
-with batches of 220,000 tokens takes 26 GB. InfLLM, which also keeps sums in float64, and plans have batches of a
-quarter of the tokens. In order of what they tell::
+turn. A share of a method's batches has nearly as many steps as all of them: where there are enough methods, start
+processes with other ``--methods`` in place of ``--share``. Give each batch the tokens of one task at least. A token
+takes ``4 · layers · kv_heads · head_dim`` bytes in bfloat16, and under a method that rotates keys as many again: 46 KB
+for SmolLM2, 45 for TinyLlama; a process of SmolLM2 with batches of 220,000 tokens takes 26 GB. InfLLM, which also keeps
+sums in float64, and plans have batches of a quarter of the tokens. In order of what they tell::
 
     answers() {  # model, name, options: at most 8 minutes of six processes; the same call continues them
         for i in 1 2 3 4 5 6; do

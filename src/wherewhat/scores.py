@@ -237,10 +237,10 @@ def checked_each(
     """
     known = [*declared]
     try:
-        yield from _checked(scores, known, of, controls)
-    except MeasureError:
-        for item in scores:
-            yield item.checked(known, of=of, controls=controls)
+        checked: Iterable[Scores] = _checked(scores, known, of, controls)
+    except MeasureError:  # one by one, those before the wrong one are yielded
+        checked = (item.checked(known, of=of, controls=controls) for item in scores)
+    yield from checked
 
 
 def _checked(items: Sequence[Scores], declared: Iterable[Metric], of: str, controls: bool) -> list[Scores]:

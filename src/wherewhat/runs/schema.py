@@ -447,16 +447,16 @@ def _blocks(tensors: Sequence[Tensor]) -> Iterator[Any]:
     import numpy as np
     import torch
 
-    block: list[Any] = []
+    groups: list[list[Tensor]] = []
     size = 0
     for tensor in tensors:
-        content = tensor.resolve_neg().reshape(-1).contiguous().view(torch.uint8).numpy()
-        if block and size + len(content) > _BLOCK:
-            yield np.concatenate(block) if len(block) > 1 else block[0]
-            block, size = [], 0
-        block.append(content)
-        size += len(content)
-    if block:
+        size += tensor.nbytes
+        if not groups or size > _BLOCK:
+            groups.append([])
+            size = tensor.nbytes
+        groups[-1].append(tensor)
+    for group in groups:
+        block = [tensor.resolve_neg().reshape(-1).contiguous().view(torch.uint8).numpy() for tensor in group]
         yield np.concatenate(block) if len(block) > 1 else block[0]
 
 

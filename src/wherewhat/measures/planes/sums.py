@@ -96,8 +96,7 @@ def _triangle(q: Tensor, k: Tensor, n: int, by_dimension: bool) -> BandSums:
         parts[len(flat) - len(grams) :].baddbmm_(later, grams)
         products = parts.mul_(flat).view(q.shape).sum((0, -2))
     else:
-        products = dots((later @ grams).view(-1, size, d), later.view(-1, size, d))
-        between = products.view(chunks - 1, *lead, heads).sum(0)
+        between = dots((later @ grams).view(-1, size, d), later.view(-1, size, d)).view(chunks - 1, *lead, heads).sum(0)
         within = torch.linalg.vector_norm(inside, dim=(-1, -2)).square().sum(0)
         products = (within + between)[..., None]
     return BandSums(
